@@ -1,0 +1,1 @@
+"""Runs the same program with torch.distributed."""

@@ -1,0 +1,1 @@
+"""Runs a program on modelled hardware, with SimPy."""

@@ -1,0 +1,1 @@
+"""Clusters as data: accelerators, hosts, links; a YAML catalogue with sources."""
