@@ -16,8 +16,7 @@ Source: progressive filling, Bertsekas and Gallager, *Data Networks*, 2nd ed. 19
 from __future__ import annotations
 
 import numpy as np
-import scipy.linalg
-from numpy.typing import NDArray
+from scipy.linalg.blas import dtrsv
 
 from sim.net_problem import Floats, Ints
 
@@ -27,7 +26,7 @@ _TIE = 1e-12
 _ROUNDS = 12
 
 
-def fill(routes: NDArray[np.int32], weight: Floats | None, capacity: Floats) -> tuple[Floats, Ints]:
+def fill(routes: Ints, weight: Floats | None, capacity: Floats) -> tuple[Floats, Ints]:
     """Max-min fair rates and the bottleneck link of each flow.
 
     Args:
@@ -64,7 +63,7 @@ def fill(routes: NDArray[np.int32], weight: Floats | None, capacity: Floats) -> 
     return rate, bottleneck
 
 
-def _sum_at_links(routes: NDArray[np.int32], weight: Floats | None, value: Floats | None, num_links: int) -> Floats:
+def _sum_at_links(routes: Ints, weight: Floats | None, value: Floats | None, num_links: int) -> Floats:
     """For every link (and the padding), the sum over its flows of weight times value."""
     total = np.zeros(num_links + 1)
     for number, hop in enumerate(routes):
@@ -78,9 +77,10 @@ def _sum_at_links(routes: NDArray[np.int32], weight: Floats | None, value: Float
 class Levels:
     """Levels of the links under a set of flows that changes now and then.
 
-    Flows sit in columns; `capacity` has one entry a link. Column arrays belong to the caller, who passes the live part of
-    them to each method. Two more entries follow the links: `num_links`, the padding, with an infinite level, and
-    `num_links + 1`, where ended flows are parked, with level 1.
+    Flows sit in columns; `capacity` has one entry a link. Column arrays belong to the caller, who passes them to each
+    method. Two more entries follow the links: `num_links`, the padding, with an infinite level, and `num_links + 1`, where
+    ended flows are parked, with level 1. Links are ranked by level, equal levels (to 1e-12) by number, so the bottleneck
+    of a flow is the link of lowest rank on its route, and the linear system, in rank order, is lower triangular.
     """
 
     def __init__(self, capacity: Floats) -> None:
@@ -88,24 +88,30 @@ class Levels:
         self.num_links = len(capacity)
         self.level = np.full(self.num_links + 2, np.inf)
         self.level[-1] = 1.0
+        self.rank = np.full(self.num_links + 2, self.num_links, dtype=np.int32)
+        self.order = np.zeros(0, dtype=np.int64)
         self.holds = np.zeros((self.num_links + 2, self.num_links + 2))  # [l, m]: flows on l whose bottleneck is m
         self.fills = 0
         self.solves = 0
 
-    def restart(self, routes: NDArray[np.int32], weight: Floats | None, bottleneck: Ints) -> None:
+    def restart(self, routes: Ints, weight: Floats | None, bottleneck: Ints) -> None:
         """Solves from nothing for the flows given, writing their bottlenecks."""
         self.fills += 1
         live = np.flatnonzero(routes[0] <= self.num_links)
-        part = None if weight is None else weight[:, live]
-        rate, bottleneck[live] = fill(routes[:, live], part, self.capacity)
+        whole = len(live) == routes.shape[1]
+        part = weight if whole or weight is None else weight[:, live]
+        live_routes = routes if whole else routes[:, live]
+        rate, holder = fill(live_routes, part, self.capacity)
         self.level[: self.num_links] = np.inf
-        self.level[bottleneck[live]] = rate
+        self.level[holder] = rate
+        self._rank()
+        first = self.rank.take(live_routes).min(axis=0)
+        bottleneck[live] = self.order[first]
         self.holds[:] = 0
-        for hop, row in enumerate(routes[:, live]):
-            np.add.at(self.holds, (row, bottleneck[live]), 1.0 if part is None else part[hop])
+        self.move(live_routes, part, None, bottleneck[live])
 
-    def move(self, routes: NDArray[np.int32], weight: Floats | None, old: Ints | None, new: Ints | None) -> None:
-        """Books a few flows from one bottleneck to another, or in, or out."""
+    def move(self, routes: Ints, weight: Floats | None, old: Ints | None, new: Ints | None) -> None:
+        """Books flows from one bottleneck to another, or in, or out."""
         for hop, row in enumerate(routes):
             amount = 1.0 if weight is None else weight[hop]
             if old is not None:
@@ -113,63 +119,79 @@ class Levels:
             if new is not None:
                 np.add.at(self.holds, (row, new), amount)
 
-    def settle(self, routes: NDArray[np.int32], weight: Floats | None, bottleneck: Ints) -> None:
+    def book(self, routes: Ints, weight: Floats | None) -> Ints:
+        """Takes new flows in at a first guess of their bottleneck, which is returned; `settle` puts it right."""
+        known = np.append(self.level[: self.num_links], np.inf)
+        guess = np.where(np.isfinite(known), known, np.append(self.capacity, np.inf))
+        new = np.take_along_axis(routes, guess.take(routes).argmin(axis=0)[None, :], axis=0)[0]
+        self.level[new] = np.minimum(self.level[new], self.capacity[new])
+        self.move(routes, weight, None, new)
+        self._rank()
+        return new
+
+    def settle(self, routes: Ints, weight: Floats | None, bottleneck: Ints) -> None:
         """Levels for the flows given, starting from the bottlenecks they had before the change."""
         for _ in range(_ROUNDS):
+            self._reassign(routes, weight, bottleneck)
             if not self._solve():
                 break
-            changed = self._reassign(routes, weight, bottleneck)
+            self._rank()
             over = self._overloaded()
-            if not changed and not len(over):
-                return
             if len(over):
                 self._open(over, routes, weight, bottleneck)
+                self._rank()
+            elif not self._reassign(routes, weight, bottleneck):
+                return
         self.restart(routes, weight, bottleneck)
+
+    def _rank(self) -> None:
+        full = np.flatnonzero(np.isfinite(self.level[: self.num_links]))
+        levels = self.level[full]
+        order = np.argsort(levels, kind="stable")
+        ascending = levels[order]
+        tied = ascending[1:] <= ascending[:-1] * (1 + _TIE)
+        if tied.any():
+            group = np.concatenate([[0], np.cumsum(~tied)])
+            order = order[np.lexsort((order, group))]
+        self.order = full[order]
+        self.rank[: self.num_links] = self.num_links
+        self.rank[self.order] = np.arange(len(order), dtype=np.int32)
+        self.order = np.append(self.order, self.num_links + 1)
+        self.rank[-1] = len(order)
 
     def _solve(self) -> bool:
         """Levels of the links that hold flows back; False if the system makes no sense."""
         self.solves += 1
-        full = np.flatnonzero(self.holds.diagonal()[: self.num_links] > 0.5)
-        order = full[np.argsort(self.level[full], kind="stable")]
-        system = self.holds[order[:, None], order]
-        right = self.capacity[order]
-        if len(order) and np.count_nonzero(np.triu(system, 1)):
-            try:
-                found = np.linalg.solve(system, right)
-            except np.linalg.LinAlgError:
-                return False
-        else:
-            found = scipy.linalg.solve_triangular(system, right, lower=True, check_finite=False)
+        order = self.order[:-1]
+        holding = self.holds.diagonal().take(order) > 0.5
+        order = order[holding]
+        system = self.holds.take(order, axis=0).take(order, axis=1)
+        found = dtrsv(system.T, self.capacity.take(order), lower=0, trans=1)
         if not (found > 0).all():
             return False
         self.level[: self.num_links] = np.inf
         self.level[order] = found
         return True
 
-    def _reassign(self, routes: NDArray[np.int32], weight: Floats | None, bottleneck: Ints) -> int:
-        """Gives every flow that meets a smaller level than its bottleneck's that link instead; how many there were."""
-        levels = self.level[routes]
-        wrong = np.flatnonzero(levels.min(axis=0) < self.level[bottleneck] * (1 - _TIE))
-        if len(wrong):
-            self._assign(wrong, levels[:, wrong].argmin(axis=0), routes, weight, bottleneck)
-        return len(wrong)
-
-    def _assign(
-        self, flows: Ints, hop: Ints, routes: NDArray[np.int32], weight: Floats | None, bottleneck: Ints
-    ) -> None:
-        new = routes[hop, flows].astype(np.int64)
-        self.move(routes[:, flows], None if weight is None else weight[:, flows], bottleneck[flows], new)
-        bottleneck[flows] = new
+    def _reassign(self, routes: Ints, weight: Floats | None, bottleneck: Ints) -> bool:
+        """Gives every flow the link of lowest rank on its route as bottleneck; True if any had another."""
+        first = self.rank.take(routes).min(axis=0)
+        wrong = np.flatnonzero(first != self.rank.take(bottleneck))
+        if not len(wrong):
+            return False
+        old, new = bottleneck[wrong], self.order[first[wrong]]
+        self.move(routes[:, wrong], None if weight is None else weight[:, wrong], old, new)
+        bottleneck[wrong] = new
+        return bool((np.abs(self.level[old] - self.level[new]) > _TIE * self.level[new]).any())
 
     def _overloaded(self) -> Ints:
         """Links without a level whose flows, held back elsewhere, take more than there is."""
-        slack = np.flatnonzero(np.isinf(self.level[: self.num_links]))
-        full = np.flatnonzero(np.isfinite(self.level[: self.num_links]))
-        load = self.holds[slack[:, None], full] @ self.level[full]
-        return slack[load > self.capacity[slack] * (1 + _TIE)]
+        level = np.where(np.isfinite(self.level[: self.num_links]), self.level[: self.num_links], 0.0)
+        load = self.holds[: self.num_links, : self.num_links] @ level
+        return np.flatnonzero((load > self.capacity * (1 + _TIE)) & (level == 0))
 
-    def _open(self, links: Ints, routes: NDArray[np.int32], weight: Floats | None, bottleneck: Ints) -> None:
-        """Gives overloaded links the level at which their flows, cut down to it, fit; the cut ones move there."""
+    def _open(self, links: Ints, routes: Ints, weight: Floats | None, bottleneck: Ints) -> None:
+        """Gives overloaded links the level at which their flows, cut down to it, fit."""
         for link in links:
             hop, flows = np.nonzero(routes == link)
             rates = self.level[bottleneck[flows]]
@@ -178,7 +200,4 @@ class Levels:
             below = np.concatenate([[0.0], np.cumsum((amount * rates)[order])[:-1]])
             above = amount[order][::-1].cumsum()[::-1]
             level = (self.capacity[link] - below) / above
-            first = int(np.argmax(level < rates[order]))
-            self.level[link] = level[first]
-            cut = order[first:]
-            self._assign(flows[cut], hop[cut], routes, weight, bottleneck)
+            self.level[link] = level[int(np.argmax(level < rates[order]))]

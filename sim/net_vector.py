@@ -23,7 +23,7 @@ class _Active:
         self.levels = Levels(problem.capacity)
         width = problem.routes.shape[1]
         self.flow = np.zeros(0, dtype=np.int64)
-        self.routes = np.zeros((width, 0), dtype=np.int32)
+        self.routes = np.zeros((width, 0), dtype=np.int64)
         self.weight = None if problem.weight is None else np.zeros((width, 0))
         self.left = np.zeros(0)
         self.bottleneck = np.zeros(0, dtype=np.int64)
@@ -33,7 +33,7 @@ class _Active:
         """Starts flows and solves anew."""
         problem, levels = self.problem, self.levels
         few = len(flows) <= _REFILL_SHARE * self.num_live
-        routes = np.ascontiguousarray(problem.routes[flows].T)
+        routes = np.ascontiguousarray(problem.routes[flows].T, dtype=np.int64)
         weight = None if problem.weight is None else problem.weight[flows].T
         self.pack()
         self.flow = np.concatenate([self.flow, flows])
@@ -43,12 +43,7 @@ class _Active:
         self.left = np.concatenate([self.left, problem.size[flows]])
         self.num_live += len(flows)
         if few:
-            known = levels.level[routes]
-            room = np.where(np.isfinite(known), known, np.append(problem.capacity, [np.inf, np.inf])[routes] * 1e3)
-            new = routes[room.argmin(axis=0), np.arange(len(flows))].astype(np.int64)
-            levels.move(routes, weight, None, new)
-            levels.level[new] = np.minimum(levels.level[new], problem.capacity[new])
-            self.bottleneck = np.concatenate([self.bottleneck, new])
+            self.bottleneck = np.concatenate([self.bottleneck, levels.book(routes, weight)])
             levels.settle(self.routes, self.weight, self.bottleneck)
         else:
             self.bottleneck = np.concatenate([self.bottleneck, np.zeros(len(flows), dtype=np.int64)])
