@@ -1,0 +1,185 @@
+"""`nestpipe trace`: bring in what profilers, benchmarks and other simulators wrote, and hand tables to their tools."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from nestpipe.errors import TraceError
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True, help="Import, export and inspect traces.")
+
+
+class OutputFormat(StrEnum):
+    """How results are printed."""
+
+    TEXT = "text"
+    JSON = "json"
+    CSV = "csv"
+
+
+class ExportFormat(StrEnum):
+    """What a trace table can be written as."""
+
+    KINETO = "kineto"
+    CHAKRA = "chakra"
+    PERFETTO = "perfetto"
+    CSV = "csv"
+    PARQUET = "parquet"
+
+
+class _Progress:
+    """A bar on stderr over the bytes of the files; silent where stderr is no terminal."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
+
+        console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
+        self._bar = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
+        self.context: AbstractContextManager[Any] = self._bar if console.is_terminal else nullcontext()
+
+    def file(self, path: Path) -> Callable[[int], None]:
+        """Starts a task for a file; call the result with the unpacked bytes read so far."""
+        packed = path.suffix == ".gz"
+        task = self._bar.add_task(path.name, total=None if packed else path.stat().st_size)
+        return lambda done: self._bar.update(task, completed=done)
+
+
+@app.command("import")
+def import_(
+    paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Files, or folders to search.")],
+    out: Annotated[str | None, typer.Option(help="Trace table to write: .parquet, or .csv.")] = None,
+    partial: Annotated[
+        bool, typer.Option("--partial", help="Take the whole events of files that are cut short.")
+    ] = False,
+    format: Annotated[OutputFormat, typer.Option(help="How to print the summary.")] = OutputFormat.TEXT,
+) -> None:
+    """Read profiler traces, execution traces, benchmark logs and workloads into one trace table."""
+    from traces.importing import import_traces
+    from traces.table import write_table
+
+    progress = _Progress()
+    with progress.context:
+        imported = import_traces(paths, partial=partial, on_file=progress.file)
+    if out is not None:
+        write_table(imported.table, out)
+    if format is OutputFormat.JSON:
+        typer.echo(json.dumps(imported.summary, indent=2))
+    elif format is OutputFormat.CSV:
+        typer.echo(_ranks_csv(imported.summary), nl=False)
+    else:
+        typer.echo(_text(imported.summary, out))
+
+
+_RANK_COLUMNS = (
+    *("rank", "world_size", "num_steps", "compute_us", "comm_us", "exposed_us", "exposed_with_mem_us", "span_us"),
+    *("num_compute_kernels", "num_comm_kernels", "num_mem_events", "comm_transfer_us", "comm_wait_us", "file"),
+)
+
+
+def _ranks_csv(summary: dict[str, Any]) -> str:
+    import pandas as pd
+
+    rows = [{name: rank.get(name) for name in _RANK_COLUMNS} for rank in summary["ranks"]]
+    return pd.DataFrame(rows, columns=list(_RANK_COLUMNS)).to_csv(index=False)
+
+
+def _text(summary: dict[str, Any], out: str | None) -> str:
+    lines: list[str] = []
+    for rank in summary["ranks"]:
+        lines.append(_rank_line(rank))
+        for name, one in rank.get("collectives", {}).items():
+            lines.append(f"  {name}: {one['count']} x, {one['bytes']} bytes in")
+    for log in summary.get("collective_logs", []):
+        largest = log["largest"]
+        lines.append(
+            f"{log['file']}: {log['collective']} over {log['world_size']} ranks, {log['num_rows']} sizes, "
+            f"largest {log['size_bytes_max']} bytes in {largest['time_us']} us"
+        )
+    for section in ("workloads", "tables", "bus_ratios"):
+        lines.extend(f"{one['file']}: {section[:-1].replace('_', ' ')}" for one in summary.get(section, []))
+    coverage = summary["coverage"]
+    if coverage["classified_share"] is not None:
+        lines.append(f"classified {100 * coverage['classified_share']:.1f} % of {coverage['device_us']} us device time")
+    lines.extend(
+        f"  not classified: {one['us']} us in {one['count']} events: {one['reason']}"
+        for one in coverage["unclassified"]
+    )
+    lines.extend(f"note: {note}" for note in coverage["notes"])
+    lines.extend(f"left out {refused['reason']}" for refused in coverage["refused"])
+    lines.append(f"{summary['num_rows']} rows" + (f" written to {out}" if out is not None else ""))
+    return "\n".join(lines)
+
+
+def _rank_line(rank: dict[str, Any]) -> str:
+    head = f"rank {rank['rank'] if rank['rank'] is not None else 'unknown'} of {rank['world_size'] or 'unknown'}"
+    if "compute_us" not in rank:
+        return f"{head}: {rank['num_nodes']} nodes, no times ({rank['file']})"
+    return (
+        f"{head}: {rank['num_steps']} steps, compute {rank['compute_us']} us, communication {rank['comm_us']} us, "
+        f"exposed {rank['exposed_us']} us"
+    )
+
+
+@app.command("export")
+def export(
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="A trace table, .parquet or .csv.")],
+    out: Annotated[str, typer.Option("--out", "-o", help="File to write; a folder for one file per rank.")],
+    to: Annotated[ExportFormat, typer.Option(help="What to write.")] = ExportFormat.KINETO,
+    ranks: Annotated[str | None, typer.Option(help="Ranks to write, e.g. 0,1,8-15; all by default.")] = None,
+) -> None:
+    """Write a trace table for the tools that people have: HTA and Chrome, Chakra and ASTRA-sim, Perfetto."""
+    from traces.table import read_table, write_table
+
+    trace = read_table(table)
+    frame = trace.frame
+    if ranks is not None:
+        frame = frame[frame["rank"].isin(_rank_list(ranks))].reset_index(drop=True)
+        if frame.empty:
+            raise TraceError(f"{table}: holds none of the ranks {ranks}")
+    if to in (ExportFormat.CSV, ExportFormat.PARQUET):
+        from dataclasses import replace
+
+        if Path(out).suffix != f".{to.value}":
+            raise TraceError(f"--out must end in .{to.value}, got {out!r}")
+        write_table(replace(trace, frame=frame), out)
+        return
+    if to is ExportFormat.PERFETTO:
+        from traces.export_perfetto import write_perfetto
+
+        write_perfetto(frame, out)
+        return
+    os.makedirs(out, exist_ok=True)
+    if to is ExportFormat.KINETO:
+        from traces.export_kineto import write_kineto
+
+        written, warnings = write_kineto(frame, out), list[str]()
+    else:
+        from traces.export_chakra import write_chakra
+
+        written, warnings = write_chakra(frame, out)
+    for warning in warnings:
+        typer.echo(f"warning: {warning}", err=True)
+    sys.stdout.write("".join(f"{path}\n" for path in written))
+
+
+def _rank_list(text: str) -> list[int]:
+    ranks: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()):
+            raise TraceError(f"--ranks must list whole numbers and runs of them such as 0,1,8-15, got {text!r}")
+        ranks.extend(range(int(first), int(last) + 1 if dash else int(first) + 1))
+    return ranks
