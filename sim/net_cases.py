@@ -1,0 +1,253 @@
+"""Network case files: topologies, schedules and self-contained flow sets, read, rebuilt and evaluated.
+
+Answers that a file may carry (completion times, tolerances, ensembles) are never read; the number of flows and their sum
+are, to make sure that a rebuilt schedule is the one meant.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from nestpipe.errors import CaseError, TopologyError, unknown_name
+from sim.net_problem import Floats, FlowProblem
+from sim.net_program import Plan, build_plan
+from sim.net_routes import Graph, IntArray, build_routes, check_walks, pad_routes
+from sim.network import Measured, flow_problem, measure
+
+__all__ = ["CaseFile", "evaluate_cases", "read_cases"]
+
+FORMAT = "network-oracle-1"
+DEFAULT_DRAWS = 5
+MAX_RANKS = 8192
+
+
+class _Link(msgspec.Struct):
+    id: int
+    src: str
+    dst: str
+    bandwidth: float
+    latency: float
+
+
+class _Topology(msgspec.Struct):
+    hosts: list[str]
+    links: list[_Link]
+    ranks: int = msgspec.field(name="P")
+    ranks_per_node: int = 1
+    parameters: dict[str, Any] = {}
+    family: str = ""
+    routes: list[list[list[int] | None]] | None = None
+    routes_sha256: str | None = None
+
+
+class _Case(msgspec.Struct):
+    id: str
+    topology: str
+    algorithm: str
+    ranks: int = msgspec.field(name="P")
+    size_bytes: int = msgspec.field(name="S_bytes_per_rank")
+    traffic: str | None = None
+    flows: int | None = None
+    bytes_total: int | None = None
+
+
+class _BasicFlow(msgspec.Struct):
+    bytes: float
+    start: float
+    path: list[int]
+
+
+class _Basic(msgspec.Struct):
+    id: str
+    links: list[_Link]
+    flows: list[_BasicFlow]
+
+
+class CaseFile(msgspec.Struct):
+    """A case file as read: `topologies` by id, `cases` and `basic_cases` in file order."""
+
+    format: str
+    topologies: dict[str, _Topology] = {}
+    basic_cases: list[_Basic] = []
+    cases: list[_Case] = []
+
+
+def read_cases(path: Path) -> CaseFile:
+    """Reads and checks a case file.
+
+    Raises:
+        CaseError: not JSON, another format, a field missing or of the wrong type (with the path to it).
+    """
+    try:
+        file = msgspec.json.decode(path.read_bytes(), type=CaseFile)
+    except OSError as error:
+        raise CaseError(f"{path}: cannot be read: {error.strerror}") from None
+    except msgspec.DecodeError as error:
+        raise CaseError(f"{path}: {error}") from None
+    if file.format != FORMAT:
+        raise CaseError(f"{path}: {unknown_name('format', file.format, [FORMAT])}")
+    for case in file.cases:
+        if case.topology not in file.topologies:
+            raise CaseError(f"{path}: case {case.id}: {unknown_name('topology', case.topology, file.topologies)}")
+    return file
+
+
+def _link_arrays(links: list[_Link], where: str) -> tuple[Floats, Floats]:
+    """Bandwidth in bytes/s and latency in s of each link; the latency has one more entry, 0, for the padding."""
+    for number, link in enumerate(links):
+        if link.id != number:
+            raise TopologyError(f"{where}.links[{number}].id must be its position, {number}, got {link.id}")
+        if not link.bandwidth > 0 or not np.isfinite(link.bandwidth):
+            raise TopologyError(f"{where}.links[{number}].bandwidth must be positive bytes/s, got {link.bandwidth:g}")
+        if not link.latency >= 0 or not np.isfinite(link.latency):
+            raise TopologyError(f"{where}.links[{number}].latency must be 0 s or more, got {link.latency:g}")
+    return np.array([ln.bandwidth for ln in links]), np.array([ln.latency for ln in links] + [0.0])
+
+
+class _Network:
+    """A topology of a case file with its route table, built once for all its cases."""
+
+    def __init__(self, name: str, topology: _Topology) -> None:
+        self.topology = topology
+        self.world_size = topology.ranks
+        where = f"topologies.{name}"
+        if not 1 <= self.world_size <= MAX_RANKS:
+            raise TopologyError(
+                f"{where}.P must be 1 to {MAX_RANKS:,} ranks for the flow-level solver, got {self.world_size:,}; "
+                f"use the class model (nestpipe simulate --topology) for more"
+            )
+        if len(topology.hosts) != self.world_size:
+            raise TopologyError(f"{where}.hosts must name {self.world_size} hosts, got {len(topology.hosts)}")
+        self.capacity, self.latency = _link_arrays(topology.links, where)
+        graph = Graph(
+            name=where,
+            hosts=tuple(topology.hosts),
+            src=tuple(link.src for link in topology.links),
+            dst=tuple(link.dst for link in topology.links),
+            parameters=topology.parameters,
+        )
+        self.routes: IntArray
+        if topology.routes is None:
+            self.routes = build_routes(graph, topology.family, topology.routes_sha256)
+        else:
+            if len(topology.routes) != self.world_size:
+                raise TopologyError(f"{where}.routes must have {self.world_size} rows, got {len(topology.routes)}")
+            self.routes = pad_routes(topology.routes, graph.num_links, where)
+            check_walks(self.routes, graph)
+
+    def problem(self, plan: Plan) -> FlowProblem:
+        routes = self.routes[plan.src * self.world_size + plan.dst]
+        return FlowProblem(
+            routes=routes,
+            weight=None,
+            capacity=self.capacity,
+            size=plan.size_bytes.astype(np.float64),
+            delay=sum((self.latency[hop] for hop in routes.T), start=np.zeros(len(routes))),
+            release=plan.release,
+            done=plan.done,
+            done_weight=plan.done_weight,
+            node_pending=plan.node_pending,
+            node_next=plan.node_next,
+            barriers_only=plan.barriers_only,
+        )
+
+
+def _run_case(case: _Case, network: _Network, num_draws: int) -> Measured:
+    if case.ranks != network.world_size:
+        raise CaseError(f"case {case.id}: P is {case.ranks}, but {case.topology} has {network.world_size} ranks")
+    if case.size_bytes < 0:
+        raise CaseError(f"case {case.id}: S_bytes_per_rank must be 0 or more, got {case.size_bytes}")
+    plan = build_plan(case.algorithm, case.traffic, case.size_bytes, case.ranks, network.topology.ranks_per_node)
+    total = int(plan.size_bytes.sum())
+    if case.flows not in (None, plan.num_flows) or case.bytes_total not in (None, total):
+        raise CaseError(
+            f"case {case.id}: the file says {case.flows} flows and {case.bytes_total} bytes, but algorithm "
+            f"{case.algorithm!r} with traffic {case.traffic!r} gives {plan.num_flows} and {total}; "
+            f"the file's rules differ from the ones implemented here"
+        )
+    problem = network.problem(plan)
+    return measure(problem, plan.flow_tag, plan.node_tag, num_draws=num_draws, local=not plan.barriers_only)
+
+
+def _run_basic(basic: _Basic) -> list[float]:
+    where = f"basic case {basic.id}"
+    capacity, latency = _link_arrays(basic.links, where)
+    width = max((len(flow.path) for flow in basic.flows), default=1)
+    routes = np.full((len(basic.flows), max(width, 1)), len(basic.links), dtype=np.int32)
+    for number, flow in enumerate(basic.flows):
+        if not all(0 <= link < len(basic.links) for link in flow.path):
+            raise CaseError(f"{where}: flows[{number}].path names a link outside 0..{len(basic.links) - 1}: {flow.path}")
+        if flow.bytes < 0 or flow.start < 0:
+            raise CaseError(f"{where}: flows[{number}] must have bytes and start of 0 or more")
+        routes[number, : len(flow.path)] = flow.path
+    size = np.array([flow.bytes for flow in basic.flows], dtype=np.float64)
+    delay = np.array([flow.start for flow in basic.flows]) + latency[routes].sum(axis=1)
+    finish = delay.copy()
+    moving = np.flatnonzero(size > 0)
+    problem = flow_problem(routes=routes[moving], capacity=capacity, size=size[moving], delay=delay[moving])
+    tags = np.zeros(len(moving), dtype=np.int64)
+    finish[moving] = measure(problem, tags, np.zeros(1, dtype=np.int64), num_draws=0, local=False).finish_s
+    return [float(value) for value in finish]
+
+
+def evaluate_cases(
+    file: CaseFile,
+    *,
+    only: str | None = None,
+    num_draws: int = DEFAULT_DRAWS,
+    progress: Callable[[str], None] = lambda text: None,
+) -> dict[str, list[dict[str, Any]]]:
+    """Completion times of the cases of a file.
+
+    Args:
+        only: shell pattern, or part of the id, of the cases to run; None: all
+        num_draws: see `sim.network.measure`
+        progress: told the id of each case before it runs
+
+    Returns:
+        `cases`: id, completion_time_s, wall_s (time to rebuild the schedule and simulate), and for what it is worth
+        flows, rows (after merging equal flows), sensitivity_rel, draws_s; `basic_cases`: id, finish_s in file order.
+    """
+
+    def wanted(name: str) -> bool:
+        return only is None or only in name or fnmatchcase(name, only)
+
+    cases = [case for case in file.cases if wanted(case.id)]
+    basic = [case for case in file.basic_cases if wanted(case.id)]
+    if only is not None and not cases and not basic:
+        raise CaseError(f"no case matches {only!r}; the file has {len(file.cases) + len(file.basic_cases)} cases")
+    return {
+        "cases": list(_evaluated(file, cases, num_draws, progress)),
+        "basic_cases": [{"id": case.id, "finish_s": _run_basic(case)} for case in basic],
+    }
+
+
+def _evaluated(
+    file: CaseFile, cases: list[_Case], num_draws: int, progress: Callable[[str], None]
+) -> Iterator[dict[str, Any]]:
+    networks: dict[str, _Network] = {}
+    last_use = {case.topology: number for number, case in enumerate(cases)}
+    for number, case in enumerate(cases):
+        progress(case.id)
+        if case.topology not in networks:
+            networks[case.topology] = _Network(case.topology, file.topologies[case.topology])
+        start = time.perf_counter()
+        found = _run_case(case, networks[case.topology], num_draws)
+        yield {
+            "id": case.id,
+            "completion_time_s": found.completion_s,
+            "wall_s": time.perf_counter() - start,
+            "flows": len(found.finish_s),
+            "rows": found.num_rows,
+            "sensitivity_rel": found.sensitivity,
+            "draws_s": list(found.draws),
+        }
+        if last_use[case.topology] == number:
+            del networks[case.topology]
