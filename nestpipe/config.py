@@ -1,0 +1,74 @@
+"""Reads YAML into typed structs; every failure names file, path to the key, value and way out."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import yaml
+
+from nestpipe.errors import NestPipeError
+
+__all__ = ["Config", "decode", "read_yaml"]
+
+T = TypeVar("T")
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of every struct that a user writes as YAML: frozen, by keyword, unknown keys refused."""
+
+
+def read_yaml(path: Path, into: type[T], error: type[NestPipeError]) -> T:
+    """The file as an `into`.
+
+    Raises:
+        error: if the file cannot be read, is not YAML, or does not fit `into`.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as cause:
+        raise error(f"{path}: cannot be read: {cause}") from None
+    return decode(text, into, error, source=str(path))
+
+
+def decode(text: str, into: type[T], error: type[NestPipeError], *, source: str) -> T:
+    """The YAML text as an `into`; see `read_yaml`."""
+    try:
+        document = yaml.safe_load(text)
+    except yaml.YAMLError as cause:
+        raise error(f"{source}: not valid YAML: {str(cause).replace(chr(10), ' ')}") from None
+    try:
+        return msgspec.convert(document, into)
+    except (msgspec.ValidationError, NestPipeError, ValueError) as cause:
+        raise error(f"{source}: {_explain(str(cause), into)}") from None
+
+
+def _explain(message: str, into: type) -> str:
+    """msgspec's message with the path as a user writes it and the nearest known key."""
+    path = re.search(r" - at `\$\.?([^`]*)`", message)
+    message = re.sub(r" - at `[^`]*`", "", message)
+    where = f"{path[1]}: " if path and path[1] else ""
+    unknown = re.search(r"unknown field `([^`]*)`", message)
+    if unknown:
+        near = difflib.get_close_matches(unknown[1], _field_names(into), n=1)
+        message = f"unknown key {unknown[1]!r}" + (f" (did you mean {near[0]!r}?)" if near else "")
+    return where + message.replace("`", "'")
+
+
+def _field_names(into: object) -> list[str]:
+    """Names of all fields of a struct and of the structs inside it."""
+    names: list[str] = []
+    queue, seen = [into], set()
+    while queue:
+        each = queue.pop()
+        if isinstance(each, type) and issubclass(each, msgspec.Struct) and each not in seen:
+            seen.add(each)
+            for field in msgspec.structs.fields(each):
+                names.append(field.encode_name)
+                queue.append(field.type)
+        else:
+            queue += getattr(each, "__args__", ())
+    return names
