@@ -1,0 +1,185 @@
+"""One rank's batches: what a source yields, how a batch is cut into micro-batches, and how it lies in memory.
+
+A source is random access: batch `b` of rank `r` depends on nothing but the source, so a run that resumes at a batch
+needs no other position. Samples of a batch are cut into micro-batches in order, or in the order that a clustering
+gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from executor.tables import Layout
+from nestpipe.units import split_evenly
+
+__all__ = ["Batch", "Cluster", "Feature", "Jagged", "MicroBatch", "RawBatch", "Source", "cut", "to_device"]
+
+Int64: TypeAlias = npt.NDArray[np.int64]
+Cluster: TypeAlias = Callable[["RawBatch", int], Sequence[Int64]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feature:
+    """A column of keys: its name and the table it looks up."""
+
+    name: str
+    table: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Jagged:
+    """Keys of one feature: values int64 (keys,), lengths int64 (samples,); a length may be 0."""
+
+    values: Int64
+    lengths: Int64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RawBatch:
+    """One rank's samples of one batch, as a source yields them.
+
+    features: by feature name. dense: float32 (samples, values). labels: float32 (samples,). terms: int64 (samples,),
+    how many loss terms a sample has: 1, or its number of target tokens.
+    """
+
+    features: Mapping[str, Jagged]
+    dense: npt.NDArray[np.float32]
+    labels: npt.NDArray[np.float32]
+    terms: Int64
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of this rank in this batch."""
+        return len(self.labels)
+
+
+class Source(Protocol):
+    """Where batches come from."""
+
+    def num_batches(self, rank: int, world_size: int) -> int:
+        """How many batches the rank has before it runs out of data."""
+
+    def read(self, batch: int, rank: int, world_size: int) -> RawBatch:
+        """The rank's part of a batch; empty when it has run out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatch:
+    """A micro-batch: views into the tensors of its batch, lookups ordered by feature, then sample.
+
+    ids: int64 (lookups,). totals: lookups of each feature. lengths: int64 (features, samples). dense: float32 (samples,
+    values). labels: float32 (samples,). num_terms: loss terms.
+    """
+
+    ids: Tensor
+    totals: tuple[int, ...]
+    lengths: Tensor
+    dense: Tensor
+    labels: Tensor
+    num_terms: int
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in it; may be 0."""
+        return len(self.labels)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """A batch in one piece of memory per kind of value, and how it splits into micro-batches."""
+
+    tensors: Mapping[str, Tensor]
+    totals: tuple[tuple[int, ...], ...]
+    samples: tuple[int, ...]
+    terms: tuple[int, ...]
+
+    def micro_batch(self, index: int) -> MicroBatch:
+        """The views of one micro-batch."""
+        lookups = [sum(row) for row in self.totals]
+        num_features = len(self.totals[index])
+        first, sample = sum(lookups[:index]), sum(self.samples[:index])
+        samples = slice(sample, sample + self.samples[index])
+        lengths = self.tensors["lengths"][samples.start * num_features : samples.stop * num_features]
+        return MicroBatch(
+            ids=self.tensors["ids"][first : first + lookups[index]],
+            totals=self.totals[index],
+            lengths=lengths.view(num_features, -1) if num_features else lengths.view(0, self.samples[index]),
+            dense=self.tensors["dense"][samples],
+            labels=self.tensors["labels"][samples],
+            num_terms=self.terms[index],
+        )
+
+
+def cut(
+    raw: RawBatch, features: Sequence[Feature], layout: Layout, micro_batches: int, cluster: Cluster | None = None
+) -> Batch:
+    """A raw batch hashed to row ids and laid out by micro-batch.
+
+    Args:
+        raw: this rank's samples.
+        features: columns, in the model's order.
+        layout: the address space of the tables.
+        micro_batches: how many parts; some may be empty.
+        cluster: gives the samples of each micro-batch; None for runs of equal length in order.
+    """
+    if cluster is None:
+        bounds = np.cumsum([0, *(split_evenly(raw.num_samples, micro_batches, m) for m in range(micro_batches))])
+        parts: Sequence[Int64] = [np.arange(bounds[m], bounds[m + 1]) for m in range(micro_batches)]
+    else:
+        parts = cluster(raw, micro_batches)
+    order = np.concatenate(parts).astype(np.int64)
+    columns = [
+        _by_sample(raw.features[feature.name], layout, layout.table_index(feature.table)) for feature in features
+    ]
+    ids, lengths, totals = [], [], []
+    for part in parts:
+        taken = [_take(values, starts, sizes, part) for values, starts, sizes in columns]
+        ids += [values for values, _ in taken]
+        lengths += [sizes for _, sizes in taken]
+        totals.append(tuple(len(values) for values, _ in taken))
+    return Batch(
+        tensors={
+            "ids": _tensor(ids, np.int64),
+            "lengths": _tensor(lengths, np.int64),
+            "dense": torch.from_numpy(np.ascontiguousarray(raw.dense[order], dtype=np.float32)),
+            "labels": torch.from_numpy(np.ascontiguousarray(raw.labels[order], dtype=np.float32)),
+        },
+        totals=tuple(totals),
+        samples=tuple(len(part) for part in parts),
+        terms=tuple(int(raw.terms[part].sum()) for part in parts),
+    )
+
+
+def _by_sample(jagged: Jagged, layout: Layout, table: int) -> tuple[Int64, Int64, Int64]:
+    ends = np.cumsum(jagged.lengths)
+    return layout.ids(table, jagged.values), ends - jagged.lengths, jagged.lengths
+
+
+def _take(values: Int64, starts: Int64, sizes: Int64, samples: Int64) -> tuple[Int64, Int64]:
+    """The keys of some samples, in their order, and the lengths."""
+    chosen = sizes[samples]
+    ends = np.cumsum(chosen)
+    if not len(ends) or not ends[-1]:
+        return np.empty(0, dtype=np.int64), chosen
+    positions = np.arange(ends[-1]) + np.repeat(starts[samples] - (ends - chosen), chosen)
+    return values[positions], chosen
+
+
+def _tensor(parts: list[Int64], dtype: type) -> Tensor:
+    return torch.from_numpy(np.concatenate(parts).astype(dtype) if parts else np.empty(0, dtype=dtype))
+
+
+def to_device(batch: Batch, make: Callable[[str, tuple[int, ...], torch.dtype], Tensor]) -> Batch:
+    """A copy of the batch in memory that `make(name, shape, dtype)` gives."""
+    tensors = {}
+    for name, tensor in batch.tensors.items():
+        tensors[name] = make(name, tuple(tensor.shape), tensor.dtype)
+        tensors[name].copy_(tensor, non_blocking=True)
+    return Batch(tensors=tensors, totals=batch.totals, samples=batch.samples, terms=batch.terms)

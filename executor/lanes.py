@@ -1,0 +1,275 @@
+"""The runtime: a lane per stream, each a thread that takes the ops of its stream in order.
+
+On CPU a lane is a thread and the ops overlap because torch releases the interpreter lock. On CUDA each lane also has a
+CUDA stream of its own: a wait becomes `wait_event` on the device, and a `synchronize` where the waiting lane works on
+host memory. Order is the program's alone: a lane starts an op when the lanes it waits for have finished what it needs.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+import torch
+
+from executor.cursor import LanePlan, Plan, Task
+from nestpipe.errors import ExecutorError, NestPipeError
+from nestpipe.ir import GROUPS, Op, OpKind, Resource, op_name
+from nestpipe.text import show_op
+from nestpipe.units import ms_to_ns
+
+__all__ = ["Cost", "Implementation", "Lane", "OpTable", "RunError", "Runtime", "Span"]
+
+
+class Cost(NamedTuple):
+    """What an op moved: bytes it sent or copied, keys it handled, and how many of them were distinct."""
+
+    bytes: int = 0
+    keys: int = 0
+    unique_keys: int = 0
+
+
+class Span(NamedTuple):
+    """One op as it ran: times in nanoseconds of this rank's monotonic clock."""
+
+    op: Op
+    lane: int
+    start_ns: int
+    end_ns: int
+    cost: Cost
+
+
+Implementation: TypeAlias = Callable[[Op], Cost]
+OpTable: TypeAlias = Mapping[OpKind, Implementation]
+
+_HOST: frozenset[Resource] = frozenset({Resource.HOST_IO, Resource.HOST_MEMORY})
+
+
+class RunError(ExecutorError):
+    """An op failed: names rank, stream, op, and shows the schedule around it."""
+
+
+class _StoppedError(Exception):
+    """Another lane failed; leave quietly."""
+
+
+@dataclass(slots=True)
+class Lane:
+    """Where one stream stands. `status` is waiting, running or done; read by the watchdog from another thread."""
+
+    plan: LanePlan
+    finished: int = 0
+    status: str = "waiting"
+    since_ns: int = 0
+
+    @property
+    def current(self) -> Op | None:
+        """The op that is waiting or running, None when the stream is through."""
+        return self.plan.tasks[self.finished].op if self.finished < len(self.plan.tasks) else None
+
+    @property
+    def last(self) -> Op | None:
+        """The op that finished last, None when none has."""
+        return self.plan.tasks[self.finished - 1].op if self.finished else None
+
+
+class Runtime:
+    """Runs a plan with an op table. One use: make it, `run` it, read its `spans`.
+
+    Args:
+        plan: what to run.
+        table: the implementation of every kind that the plan uses.
+        device: where the buffers live; CUDA gives every lane a stream.
+        rank: for messages.
+        after_op: called when an op has finished, in its lane, for example to release buffers.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        table: OpTable,
+        *,
+        device: torch.device,
+        rank: int = 0,
+        after_op: Callable[[Op], None] | None = None,
+    ) -> None:
+        self.plan = plan
+        self.table = table
+        self.rank = rank
+        self.device = device
+        self.after_op = after_op
+        self.lanes = [Lane(plan=lane) for lane in plan.lanes]
+        self.spans: list[list[Span]] = [[] for _ in plan.lanes]
+        self.failure: BaseException | None = None
+        self._changed = [threading.Condition() for _ in plan.lanes]
+        self._stopping = threading.Event()
+        self._queues = [_queue(device, lane.resource) for lane in plan.lanes]
+
+    def run(self) -> None:
+        """Run every lane to its end.
+
+        Raises:
+            RunError: if an op raises; lanes that hang in a collective with it are left to the process's end.
+        """
+        threads = [
+            threading.Thread(target=self._walk, args=(index,), name=f"lane-{lane.plan.name}", daemon=True)
+            for index, lane in enumerate(self.lanes)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            while thread.is_alive() and not self._stopping.is_set():
+                thread.join(timeout=0.5)
+        if self.failure is not None:
+            raise self.failure
+        for queue in self._queues:
+            queue.drain()
+        self.spans = [queue.resolve(spans) for queue, spans in zip(self._queues, self.spans, strict=True)]
+
+    def stop(self, failure: BaseException) -> None:
+        """Make every lane leave at its next wait and `run` raise `failure`; the first failure wins."""
+        if self.failure is None:
+            self.failure = failure
+        self._stopping.set()
+        for condition in self._changed:
+            with condition:
+                condition.notify_all()
+
+    def _walk(self, index: int) -> None:
+        lane, queue = self.lanes[index], self._queues[index]
+        try:
+            with queue.context(), torch.no_grad():
+                for task in lane.plan.tasks:
+                    lane.status, lane.since_ns = "waiting", time.monotonic_ns()
+                    self._wait(task, queue)
+                    lane.status, lane.since_ns = "running", time.monotonic_ns()
+                    queue.begin()
+                    cost = self.table[task.op.kind](task.op)
+                    queue.end()
+                    self.spans[index].append(Span(task.op, index, lane.since_ns, time.monotonic_ns(), cost))
+                    if self.after_op is not None:
+                        self.after_op(task.op)
+                    with self._changed[index]:
+                        lane.finished += 1
+                        self._changed[index].notify_all()
+            lane.status = "done"
+        except _StoppedError:
+            lane.status = "stopped"
+        except BaseException as error:
+            self.stop(self._explain(lane, error))
+
+    def _wait(self, task: Task, queue: _HostQueue) -> None:
+        for index, count in task.waits:
+            other = self.lanes[index]
+            with self._changed[index]:
+                while other.finished < count:
+                    if self._stopping.is_set():
+                        raise _StoppedError
+                    self._changed[index].wait()
+            queue.follow(self._queues[index], count)
+        if self._stopping.is_set():
+            raise _StoppedError
+
+    def _explain(self, lane: Lane, error: BaseException) -> RunError:
+        op = lane.current
+        assert op is not None, "only an op can fail"
+        around = lane.plan.tasks[max(lane.finished - 2, 0) : lane.finished + 2]
+        lines = "\n".join(f"  {'>' if task.op is op else ' '} {show_op(task.op, loop=False)}" for task in around)
+        group = f", group {lane.plan.resource}" if lane.plan.resource in GROUPS else ""
+        reason = str(error) if isinstance(error, NestPipeError) else f"{type(error).__name__}: {error}"
+        failure = RunError(
+            f"rank {self.rank}: {op_name(op)} (batch {op.batch}"
+            + ("" if op.micro_batch is None else f", micro-batch {op.micro_batch}")
+            + f") on stream {lane.plan.name}{group} failed: {reason}\n{lines}"
+        )
+        failure.__cause__ = error
+        return failure
+
+
+class _HostQueue:
+    """A lane without a device stream: work is done when the call returns."""
+
+    def context(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def follow(self, other: _HostQueue, count: int) -> None:
+        """Make later work of this lane wait for the first `count` ops of the other lane."""
+
+    def begin(self) -> None:
+        """Mark the start of an op."""
+
+    def end(self) -> None:
+        """Mark the end of an op."""
+
+    def drain(self) -> None:
+        """Wait until all work has been done."""
+
+    def resolve(self, spans: list[Span]) -> list[Span]:
+        """Spans with the times at which the device did the work."""
+        return spans
+
+
+class _CudaQueue(_HostQueue):
+    """A lane with a CUDA stream; every op is bracketed by two timed events.
+
+    Host lanes read and write host memory, so they wait on the host for what they follow.
+    """
+
+    def __init__(self, device: torch.device, resource: Resource) -> None:
+        priority = -1 if resource in GROUPS else 0
+        self.stream = torch.cuda.Stream(device=device, priority=priority)  # type: ignore[no-untyped-call]
+        self.on_host = resource in _HOST
+        self.starts: list[torch.cuda.Event] = []
+        self.ends: list[torch.cuda.Event] = []
+        self.origin = _event()
+        self.origin.record(self.stream)
+        self.origin.synchronize()
+        self.origin_ns = time.monotonic_ns()
+
+    def context(self) -> AbstractContextManager[object]:
+        return torch.cuda.stream(self.stream)
+
+    def follow(self, other: _HostQueue, count: int) -> None:
+        assert isinstance(other, _CudaQueue)
+        event = other.ends[count - 1]
+        if self.on_host:
+            event.synchronize()
+        else:
+            self.stream.wait_event(event)
+
+    def _mark(self) -> torch.cuda.Event:
+        event = _event()
+        event.record(self.stream)
+        return event
+
+    def begin(self) -> None:
+        self.starts.append(self._mark())
+
+    def end(self) -> None:
+        self.ends.append(self._mark())
+
+    def drain(self) -> None:
+        self.stream.synchronize()
+
+    def resolve(self, spans: list[Span]) -> list[Span]:
+        if self.on_host:
+            return spans
+        return [
+            span._replace(start_ns=self._at(start), end_ns=self._at(end))
+            for span, start, end in zip(spans, self.starts, self.ends, strict=True)
+        ]
+
+    def _at(self, event: torch.cuda.Event) -> int:
+        return self.origin_ns + ms_to_ns(float(self.origin.elapsed_time(event)))
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+def _queue(device: torch.device, resource: Resource) -> _HostQueue:
+    return _CudaQueue(device, resource) if device.type == "cuda" else _HostQueue()

@@ -1,0 +1,229 @@
+"""The ranks of a run: rendezvous, one process group per communicator stream, and the collectives that the ops call.
+
+In debug mode every collective is preceded by an exchange of fingerprints on the same group: kind, stream, batch,
+micro-batch, dtype, and the bytes to and from every peer. gloo swaps equal-sized messages without a word and aborts the
+process on a size mismatch; a fingerprint that differs becomes an error that names both sides first.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+
+from nestpipe.errors import ExecutorError
+from nestpipe.ir import Op, OpKind, Resource, op_name
+
+__all__ = ["Communicator", "World", "join_world", "partition_of"]
+
+_KINDS = tuple(OpKind)
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.int32, torch.uint8)
+
+
+@dataclass(slots=True)
+class Communicator:
+    """A stream's process group as one rank sees it: the global `ranks` of the group and this rank's `index` in it."""
+
+    stream: str
+    resource: Resource
+    ranks: tuple[int, ...]
+    index: int
+    handle: dist.ProcessGroup
+    debug: bool = False
+
+    @property
+    def size(self) -> int:
+        """Ranks in the group."""
+        return len(self.ranks)
+
+    def all_to_all(self, op: Op, out: Tensor, send: Tensor, received: Sequence[int], sent: Sequence[int]) -> None:
+        """Send `sent[i]` leading elements of `send` to rank `i` of the group and receive `received[i]` from it."""
+        if self.debug:
+            self._compare(op, send.dtype, send.element_size(), sent, received)
+        dist.all_to_all_single(out, send, list(received), list(sent), group=self.handle)
+
+    def all_reduce(self, op: Op, values: Tensor) -> None:
+        """Replace `values` by their sum over the group."""
+        if self.debug:
+            self._compare(op, values.dtype, values.element_size(), [len(values)] * self.size, [len(values)] * self.size)
+        dist.all_reduce(values, group=self.handle)
+
+    def all_gather(self, op: Op, values: Tensor) -> list[Tensor]:
+        """The tensors of all ranks of the group, of one shape, in group order."""
+        if self.debug:
+            self._compare(
+                op, values.dtype, values.element_size(), [values.numel()] * self.size, [values.numel()] * self.size
+            )
+        parts = [torch.empty_like(values) for _ in self.ranks]
+        dist.all_gather(parts, values, group=self.handle)
+        return parts
+
+    def _compare(self, op: Op, dtype: torch.dtype, width: int, sent: Sequence[int], received: Sequence[int]) -> None:
+        micro_batch = -1 if op.micro_batch is None else op.micro_batch
+        head = [_KINDS.index(op.kind), op.batch, micro_batch, _DTYPES.index(dtype)]
+        mine = torch.tensor([*head, *(n * width for n in sent), *(n * width for n in received)])
+        parts = [torch.empty_like(mine) for _ in self.ranks]
+        dist.all_gather(parts, mine.to(self._device()), group=self.handle)
+        theirs: list[list[int]] = [part.tolist() for part in parts]
+        for rank, other in zip(self.ranks, theirs, strict=True):
+            if other[:4] != head:
+                raise ExecutorError(
+                    f"ranks disagree about the next collective of stream {self.stream}: rank {self.ranks[self.index]} "
+                    f"has {_spell(head)}, rank {rank} has {_spell(other)}; every rank of a group must issue the same "
+                    "collectives in the same order"
+                )
+        for peer, other in enumerate(theirs):
+            outgoing, expected = sent[peer] * width, other[4 + self.size + self.index]
+            if outgoing != expected:
+                raise ExecutorError(
+                    f"ranks disagree about the splits of {op_name(op)} on stream {self.stream}: rank "
+                    f"{self.ranks[self.index]} sends {outgoing} bytes to rank {self.ranks[peer]}, which expects "
+                    f"{expected}"
+                )
+
+    def _device(self) -> torch.device:
+        return torch.device("cuda", torch.cuda.current_device()) if _is_nccl(self.handle) else torch.device("cpu")
+
+
+def _is_nccl(handle: dist.ProcessGroup) -> bool:
+    return bool(dist.get_backend(handle) == "nccl")
+
+
+def _spell(head: Sequence[int]) -> str:
+    micro_batch = "" if head[2] < 0 else f".{head[2]}"
+    return f"{_KINDS[head[0]]} {head[1]}{micro_batch} ({str(_DTYPES[head[3]]).removeprefix('torch.')})"
+
+
+def partition_of(resource: Resource, world_size: int, domain_size: int) -> tuple[tuple[int, ...], ...]:
+    """The groups that a resource cuts the ranks into.
+
+    >>> partition_of(Resource.DOMAIN, 4, 2), partition_of(Resource.REPLICA, 4, 2)
+    (((0, 1), (2, 3)), ((0, 2), (1, 3)))
+    """
+    if resource == Resource.WORLD:
+        return (tuple(range(world_size)),)
+    if domain_size < 1 or world_size % domain_size:
+        raise ExecutorError(f"domain_size must divide the world size {world_size}, got {domain_size}")
+    if resource == Resource.DOMAIN:
+        return tuple(tuple(range(first, first + domain_size)) for first in range(0, world_size, domain_size))
+    return tuple(tuple(range(shard, world_size, domain_size)) for shard in range(domain_size))
+
+
+@dataclass(slots=True)
+class World:
+    """This process among its peers. Groups are made once per name and partition, by all ranks in the same order."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+    backend: str
+    timeout: timedelta
+    address: tuple[str, int]
+    _groups: dict[tuple[str, tuple[tuple[int, ...], ...]], dist.ProcessGroup] = field(default_factory=dict)
+
+    def communicator(self, stream: str, resource: Resource, domain_size: int, *, debug: bool = False) -> Communicator:
+        """The group of a stream; a collective call, all ranks make it for the same streams in the same order."""
+        partition = partition_of(resource, self.world_size, domain_size)
+        key = (stream, partition)
+        if key not in self._groups:
+            for ranks in partition:
+                handle = dist.new_group(list(ranks), timeout=self.timeout, backend=self.backend, group_desc=stream)
+                if self.rank in ranks:
+                    self._groups[key] = handle
+        mine = next(ranks for ranks in partition if self.rank in ranks)
+        return Communicator(
+            stream=stream,
+            resource=resource,
+            ranks=mine,
+            index=mine.index(self.rank),
+            handle=self._groups[key],
+            debug=debug,
+        )
+
+    def gather(self, value: object) -> list[Any]:
+        """The values of all ranks on every rank, in rank order."""
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value)
+        return values
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        dist.barrier()
+
+    def leave(self) -> None:
+        """Take the groups down, in step with all ranks."""
+        dist.barrier()
+        self._groups.clear()
+        dist.destroy_process_group()
+
+
+def join_world(
+    *, backend: str = "gloo", device: str = "cpu", timeout_s: float = 1800.0, rendezvous_s: float = 60.0
+) -> World:
+    """Meet the other ranks, which torchrun or plain environment variables describe.
+
+    Reads RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and LOCAL_RANK; without them this process is the whole world.
+
+    Raises:
+        ExecutorError: if a variable is missing or wrong, the port is taken, or the others do not come in time.
+    """
+    rank, world_size = _number("RANK", 0), _number("WORLD_SIZE", 1)
+    if not 0 <= rank < world_size:
+        raise ExecutorError(f"RANK must lie in 0 to WORLD_SIZE - 1 = {world_size - 1}, got {rank}")
+    address = (os.environ.get("MASTER_ADDR", "127.0.0.1"), _number("MASTER_PORT", 29500))
+    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    try:
+        store: Store = TCPStore(
+            address[0],
+            address[1],
+            world_size,
+            is_master=rank == 0 and not agent,
+            timeout=timedelta(seconds=rendezvous_s),
+            wait_for_workers=False,
+        )
+        prefix = (
+            f"nestpipe/{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+        )
+        dist.init_process_group(
+            backend if device == "cpu" else f"cpu:gloo,cuda:{backend}",
+            store=PrefixStore(prefix, store),
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(seconds=timeout_s),
+        )
+    except (RuntimeError, ValueError) as error:
+        raise ExecutorError(_rendezvous_problem(error, address, rank, world_size, rendezvous_s)) from None
+    return World(
+        rank=rank,
+        world_size=world_size,
+        device=torch.device(device, _number("LOCAL_RANK", 0)) if device == "cuda" else torch.device(device),
+        backend=backend,
+        timeout=timedelta(seconds=timeout_s),
+        address=address,
+    )
+
+
+def _number(name: str, default: int) -> int:
+    text = os.environ.get(name)
+    if text is None:
+        return default
+    if not text.isdigit():
+        raise ExecutorError(f"environment variable {name} must be a whole number, got {text!r}")
+    return int(text)
+
+
+def _rendezvous_problem(error: Exception, address: tuple[str, int], rank: int, world_size: int, wait_s: float) -> str:
+    host, port = address
+    if "EADDRINUSE" in str(error) or "already in use" in str(error):
+        return f"rank {rank}: port {port} on {host} is in use; set MASTER_PORT to a free port"
+    return (
+        f"rank {rank} of {world_size} could not meet the others at {host}:{port} within {wait_s:g} s; check that "
+        f"rank 0 runs there and that all {world_size} ranks were started: {str(error).splitlines()[0]}"
+    )
