@@ -1,0 +1,153 @@
+"""Reports of checks for people and for tools: text with witness and marked schedule lines, and JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+from nestpipe.ir import Loop, Op, Program, op_name
+from nestpipe.text import show, show_op
+from nestpipe.units import bytes_text
+from nestpipe.verdicts import Finding, Report, Verdict, WitnessStep
+
+__all__ = ["excerpt", "finding_text", "report_json", "report_text"]
+
+_MEANING = {
+    Verdict.SYNCHRONOUS: "every read sees what a sequential run reads",
+    Verdict.STALE: "every update arrives once, some reads come before it",
+    Verdict.RACE: "what is read or kept is undefined or lost",
+    Verdict.DEADLOCK: "it cannot finish",
+    Verdict.MALFORMED: "it breaks the rules of the schedule format",
+}
+_MAX_STEPS = 24
+_MAX_LINE = 116
+
+
+def report_text(report: Report, schedule: Loop | Program) -> str:
+    """The report for people: verdict, table of key classes, buffers, findings with witness and marked lines."""
+    lines = [f"{report.schedule}: {report.verdict}: {_MEANING[report.verdict]}"]
+    if report.key_classes:
+        lines += ["", *_class_table(report)]
+    if report.peak_buffers:
+        slots = {buffer.data: buffer.slots for buffer in schedule.buffers}
+        used = ", ".join(f"{data} {peak}/{slots[data]}" for data, peak in report.peak_buffers.items())
+        lines += ["", *_wrapped("buffers, most live at once of slots: " + used)]
+    if report.bytes_per_rank is not None:
+        memory = ", ".join(f"{place} {bytes_text(size)}" for place, size in report.bytes_per_rank.items())
+        lines.append(f"buffer memory per rank: {memory}")
+    for note in report.notes:
+        lines += _wrapped(f"note: {note}")
+    if report.num_batches and report.verdict in (Verdict.SYNCHRONOUS, Verdict.STALE):
+        lines.append(f"examined: all programs of 1 to {report.num_batches} batches; longer ones only repeat them")
+    for finding in report.findings:
+        lines += ["", *_wrapped(finding_text(finding, with_witness=False)), *_witness(finding.witness)]
+    if report.findings:
+        marked = excerpt(schedule, [step.op for step in report.findings[0].witness])
+        lines += ["", "schedule:", marked.rstrip()] if marked else []
+    return "\n".join(lines) + "\n"
+
+
+def report_json(report: Report) -> str:
+    """The report for tools, as JSON."""
+    document = {
+        "schedule": report.schedule,
+        "verdict": report.verdict.value,
+        "staleness": {str(distance): stale for distance, stale in report.staleness.items()},
+        "dense_staleness": report.dense_staleness,
+        "peak_buffers": {data.value: peak for data, peak in report.peak_buffers.items()},
+        "bytes_per_rank": None
+        if report.bytes_per_rank is None
+        else {place.value: size for place, size in report.bytes_per_rank.items()},
+        "witness": _steps_json(report.witness),
+        "findings": [
+            {"rule": f.rule, "verdict": f.verdict.value, "message": f.message, "witness": _steps_json(f.witness)}
+            for f in report.findings
+        ],
+        "notes": list(report.notes),
+        "num_batches": report.num_batches,
+    }
+    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+
+
+def finding_text(finding: Finding, *, with_witness: bool = True) -> str:
+    """A finding in words."""
+    head = f"{finding.rule}: {finding.message}"
+    return "\n".join([head, *_witness(finding.witness)]) if with_witness else head
+
+
+def excerpt(schedule: Loop | Program, ops: Iterable[Op]) -> str:
+    """The lines of the schedule around ops, these marked; ops of an unrolled loop are found by their kind.
+
+    A program is shown without the clauses of its ops: one op before and one after each marked one.
+    """
+    if isinstance(schedule, Loop):
+        kinds = {op.kind for op in ops}
+        marked = {show_op(op, loop=True) for op in schedule.ops if op.kind in kinds}
+        return _around(show(schedule).splitlines(), marked)
+    names = {op_name(op) for op in ops}
+    lines = []
+    for stream in schedule.streams:
+        lines.append(f"  stream {stream.name} on {stream.resource}")
+        lines += [f"    {op_name(op)}" for op in stream.ops]
+    return _around(lines, names)
+
+
+def _around(lines: Sequence[str], marked: set[str]) -> str:
+    """Streams with a marked line: head, marked lines, and the lines next to them."""
+    kept: list[str] = []
+    starts = [i for i, line in enumerate(lines) if line.startswith("  stream ")] + [len(lines)]
+    for start, end in pairwise(starts):
+        hits = {i for i in range(start, end) if lines[i].strip() in marked}
+        if not hits:
+            continue
+        kept.append(f"  {lines[start]}")
+        last = start
+        for i in range(start + 1, end):
+            if hits & {i - 1, i, i + 1}:
+                if i > last + 1:
+                    kept.append("        ...")
+                kept.append(_cut(f"{'>' if i in hits else ' '} {lines[i]}"))
+                last = i
+    return "\n".join(kept) + "\n" if kept else ""
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= _MAX_LINE else line[: _MAX_LINE - 4] + " ..."
+
+
+def _class_table(report: Report) -> list[str]:
+    deepest = max((c.distance or 0 for c in report.key_classes), default=0)
+    lines = [
+        f"{'keys of batch t last touched by':<34}{'rows come through':<22}{'rows behind':>12}{'optimiser behind':>18}"
+    ]
+    for key_class in report.key_classes:
+        older = " or earlier" if key_class.distance == deepest else ""
+        who = "no batch" if key_class.distance is None else f"batch t-{key_class.distance}{older}"
+        optimizer = "-" if key_class.optimizer is None else str(key_class.optimizer)
+        lines.append(f"{who:<34}{key_class.through:<22}{key_class.rows:>12}{optimizer:>18}")
+    lines.append(f"{'dense parameters':<56}{report.dense_staleness:>12}{'-':>18}")
+    return lines
+
+
+def _witness(steps: tuple[WitnessStep, ...]) -> list[str]:
+    lines = []
+    for number, step in enumerate(steps[:_MAX_STEPS], start=1):
+        rank = "" if step.rank is None else f"rank {step.rank} "
+        lines.append(f"  {number:>2}. {rank}{op_name(step.op):<24} {step.stream:<14} {step.note}".rstrip())
+    if len(steps) > _MAX_STEPS:
+        lines.append(f"      and {len(steps) - _MAX_STEPS} more")
+    return lines
+
+
+def _wrapped(text: str) -> list[str]:
+    words, lines = text.split(), [""]
+    for word in words:
+        if len(lines[-1]) + len(word) + 1 > _MAX_LINE:
+            lines.append("  ")
+        lines[-1] += word if lines[-1].strip() == "" else f" {word}"
+    return lines
+
+
+def _steps_json(steps: tuple[WitnessStep, ...]) -> list[dict[str, object]]:
+    return [{"op": op_name(step.op), "stream": step.stream, "rank": step.rank, "note": step.note} for step in steps]
