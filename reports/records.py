@@ -157,7 +157,7 @@ def metric_rows(metrics: StepMetrics, *, method: str, world_size: int, status: s
 def rows_frame(rows: tuple[ResultRow, ...]) -> pd.DataFrame:
     """The rows as the long table that `reports.plots` and `reports.tables` take."""
     frame = pd.DataFrame([[getattr(row, name) for name in _ROW] for row in rows], columns=list(_ROW))
-    return frame.astype({name: np.float64 for name in ("value", "published", "low", "high")})
+    return frame.astype(dict.fromkeys(("value", "published", "low", "high"), np.float64))
 
 
 def encode(record: Any) -> bytes:
@@ -195,7 +195,11 @@ def decode(data: bytes, where: str) -> Record:
 
 def check(record: Record, where: str) -> None:
     """Raises a TraceError for a status, metric or part that nobody knows, or a share outside 0 to 1."""
-    groups = {"rows": record.rows, "curve": record.curve, "resources": record.resources}
+    groups: dict[str, tuple[ResultRow | ResourceUse, ...]] = {
+        "rows": record.rows,
+        "curve": record.curve,
+        "resources": record.resources,
+    }
     for name, items in groups.items():
         for i, item in enumerate(items):
             if item.status not in STATUSES:
