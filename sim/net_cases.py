@@ -24,7 +24,7 @@ from sim.network import Measured, flow_problem, measure
 __all__ = ["CaseFile", "evaluate_cases", "read_cases"]
 
 FORMAT = "network-oracle-1"
-DEFAULT_DRAWS = 5
+DEFAULT_DRAWS = 11
 MAX_RANKS = 8192
 
 
@@ -183,7 +183,9 @@ def _run_basic(basic: _Basic) -> list[float]:
     routes = np.full((len(basic.flows), max(width, 1)), len(basic.links), dtype=np.int32)
     for number, flow in enumerate(basic.flows):
         if not all(0 <= link < len(basic.links) for link in flow.path):
-            raise CaseError(f"{where}: flows[{number}].path names a link outside 0..{len(basic.links) - 1}: {flow.path}")
+            raise CaseError(
+                f"{where}: flows[{number}].path names a link outside 0..{len(basic.links) - 1}: {flow.path}"
+            )
         if flow.bytes < 0 or flow.start < 0:
             raise CaseError(f"{where}: flows[{number}] must have bytes and start of 0 or more")
         routes[number, : len(flow.path)] = flow.path

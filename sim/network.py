@@ -23,6 +23,7 @@ __all__ = ["FlowProblem", "Measured", "flow_problem", "measure", "simulate"]
 CHAOTIC_ABOVE = 1e-6  # relative change of the completion time under a relative change of 1e-9 of the bandwidths
 PERTURBATION = 1e-9
 MAX_FLOWS_DRAWN = 70_000
+FLOWS_DRAWN_IN_ALL = 200_000
 _CROWDED = 5.0
 _MANY = 200
 
@@ -113,6 +114,7 @@ def measure(problem: FlowProblem, flow_tag: Ints, node_tag: Ints, *, num_draws: 
     if not local or not num_draws or problem.num_flows > MAX_FLOWS_DRAWN:
         return Measured(completion_s=completion, finish_s=finish, num_rows=rows, sensitivity=None, draws=())
     draws: list[float] = []
+    num_draws = min(num_draws, max(3, FLOWS_DRAWN_IN_ALL // problem.num_flows))
     for seed in range(num_draws):
         draws.append(_perturbed(problem, flow_tag, seed))
         if seed == 0 and abs(draws[0] / completion - 1) <= CHAOTIC_ABOVE:
