@@ -36,6 +36,7 @@ _WAITS_THAT_STALL: Final = (
     OpKind.ALL_REDUCE_TABLES,
     OpKind.REDUCE_SCATTER,
 )
+_EMBEDDING_COMMUNICATION: Final = (OpKind.ALL_TO_ALL_ROWS, OpKind.ALL_TO_ALL_GRADS, OpKind.ALL_REDUCE_TABLES)
 _LOOKUP_STAGES: Final = (
     OpKind.SYNC,
     OpKind.LOOKUP,
@@ -88,9 +89,10 @@ class StepMetrics:
         step_latency_ms: time between the ends of successive steps.
         qps: samples per second, global batch over step latency; None if the batch is not known.
         lookup_ms: exposed time of the lookup path.
-        communication_ms: exposed time of the row and gradient All2All.
+        communication_ms: exposed time of embedding communication: row and gradient All2All and, where tables are
+            replicated, the synchronisation of the replicas.
         utilization: share of the step in which forward, backward or update runs.
-        exposed_communication_ratio: communication_ms over the total transfer time of row and gradient All2All.
+        exposed_communication_ratio: communication_ms over the total transfer time of the same collectives.
         parts_ms: the partition of the step; the parts sum to step_latency_ms.
         window: the steady steps that were averaged.
     """
@@ -194,12 +196,12 @@ def measure(timeline: Timeline, *, global_batch: int | None = None, window: Wind
     weights = timeline.weights / timeline.weights.sum()
     parts = {str(name): float(value) for name, value in partition(timeline, window).mul(weights, axis=0).sum().items()}
     step_ns = sum(parts.values())
-    all_to_all = np.isin(timeline.ops["kind"], [OpKind.ALL_TO_ALL_ROWS.value, OpKind.ALL_TO_ALL_GRADS.value])
+    embedding = np.isin(timeline.ops["kind"], [kind.value for kind in _EMBEDDING_COMMUNICATION])
     batches = timeline.ops["batch"].to_numpy()
-    mine = all_to_all & (batches > window.first) & (batches <= window.last)
+    mine = embedding & (batches > window.first) & (batches <= window.last)
     transfer = timeline.end_ns[:, mine] - timeline.start_ns[:, mine] - timeline.wait_ns[:, mine]
     total_ns = float((transfer.sum(axis=1) * weights).sum()) / window.steps
-    exposed_ns = parts["exposed all_to_all[rows]"] + parts["exposed all_to_all[grads]"]
+    exposed_ns = sum(parts[f"exposed {kind.value}"] for kind in _EMBEDDING_COMMUNICATION)
     stages = [kind.value for kind in LOOKUP_PATH | {OpKind.ALL_GATHER}]
     return StepMetrics(
         step_latency_ms=ns_to_ms(step_ns),

@@ -258,10 +258,15 @@ class Growth:
 
     def at(self, world_size: float) -> float:
         """Milliseconds at this world size, never less than 0."""
-        if self.mechanism == "power":
-            return float(self.a * world_size**self.b)
-        term = {"constant": 0.0, "per_peer": world_size - 1, "log2": math.log2(world_size)}[self.mechanism]
-        return max(0.0, self.a + self.b * term)
+        match self.mechanism:
+            case "constant":
+                return self.a
+            case "per_peer":
+                return max(0.0, self.a + self.b * (world_size - 1))
+            case "log2":
+                return max(0.0, self.a + self.b * math.log2(world_size))
+            case "power":
+                return float(self.a * world_size**self.b)
 
     def text(self) -> str:
         """The law with its numbers."""

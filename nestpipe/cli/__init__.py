@@ -1,0 +1,59 @@
+"""The command line: each command parses, calls the library and prints.
+
+Results go to stdout, progress and errors to stderr. Exit status: 0 good, 1 a check failed, 2 bad usage or bad input.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+from nestpipe.cli import schedule, testbed
+from nestpipe.cli.reproduce import reproduce
+from nestpipe.cli.simulate import simulate
+from nestpipe.errors import NestPipeError
+
+__all__ = ["app", "main"]
+
+_WELCOME = """\
+nestpipe predicts, explains and validates nested pipelining of large recommendation-model training.
+
+  predict a published cluster     nestpipe reproduce
+  try one schedule at any size    nestpipe simulate --schedule nestpipe --world-size 1536
+  look at a schedule              nestpipe schedule show nestpipe
+
+nestpipe --help lists every command.
+"""
+
+app = typer.Typer(
+    help="Predict, explain and validate nested pipelining of large recommendation-model training.",
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.add_typer(schedule.app, name="schedule")
+app.add_typer(testbed.app, name="testbed")
+app.command("simulate")(simulate)
+app.command("reproduce")(reproduce)
+
+
+@app.callback(invoke_without_command=True)
+def _welcome(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(_WELCOME, nl=False)
+
+
+def main() -> None:
+    """The `nestpipe` command: an error of the user's is one message on stderr and exit status 2."""
+    try:
+        app()
+    except NestPipeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("interrupted; nothing was left half-written", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of stdout has gone, for example head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)

@@ -1,0 +1,92 @@
+"""What several commands share: output formats, provenance, progress, atomic writes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from nestpipe.errors import NestPipeError
+
+__all__ = ["Format", "digest", "output_dir", "progress", "provenance", "write_text"]
+
+
+class Format(StrEnum):
+    """How a result is printed."""
+
+    TEXT = "text"
+    JSON = "json"
+    CSV = "csv"
+
+
+def provenance(**facts: object) -> dict[str, object]:
+    """What a result starts with: version, command, and whatever it was computed from."""
+    try:
+        release = version("nestpipe")
+    except PackageNotFoundError:
+        release = "unknown"
+    command = " ".join(["nestpipe", *sys.argv[1:]])
+    return {"nestpipe": release, "command": command, **{k: v for k, v in facts.items() if v is not None}}
+
+
+def digest(text: str) -> str:
+    """The first 12 hex digits of a text's SHA-256, to tell inputs apart."""
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+@contextmanager
+def progress(total: int | None = None) -> Iterator[Callable[[str], None]]:
+    """A function that shows what is being done, on stderr, when that is a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda _: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda message: bar.update(task, advance=1, description=message)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes the file whole or not at all.
+
+    Raises:
+        NestPipeError: if it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise NestPipeError(f"{path}: cannot be written: {error.strerror or error}; choose another --out") from None
+
+
+def output_dir(path: Path) -> Path:
+    """The folder, made if need be.
+
+    Raises:
+        NestPipeError: if it cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise NestPipeError(
+            f"{path}: cannot be made a folder: {error.strerror or error}; choose another --out"
+        ) from None
+    return path

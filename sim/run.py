@@ -1,0 +1,147 @@
+"""One schedule on one cluster: the program, its costs, the Timeline, the metrics and what limits the step."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nestpipe.checks import require_safe
+from nestpipe.errors import CaseError
+from nestpipe.ir import LOOKUP_PATH, Loop, OpKind, unroll, with_micro_batches
+from nestpipe.metrics import StepMetrics, measure
+from nestpipe.timeline import Timeline
+from nestpipe.units import ns_to_ms
+from sim.bound import Bound, max_cycle_ratio
+from sim.costs import Jitter, TimedCosts
+from sim.engine import simulate
+from sim.folding import World
+from traces.case import Case, Workload, batch_times
+
+__all__ = ["Run", "case_loop", "case_run", "case_step_ms", "provenance", "require_runnable"]
+
+_FITTED = frozenset({OpKind.FORWARD, OpKind.BACKWARD, OpKind.UPDATE, OpKind.ALL_TO_ALL_ROWS, OpKind.ALL_TO_ALL_GRADS})
+_STAGES = LOOKUP_PATH - {OpKind.DEDUP, OpKind.SYNC}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A simulated run and what was computed from it.
+
+    Attributes:
+        timeline: when each op ran.
+        metrics: of the steady steps.
+        bound: the step time without contention and jitter, and its critical cycle.
+        provenance: the share of the critical cycle that rests on each kind of number.
+    """
+
+    timeline: Timeline
+    metrics: StepMetrics
+    bound: Bound
+    provenance: Mapping[str, float]
+
+
+def case_loop(case: Case, loop: Loop, values: Mapping[str, float], micro_batches: int | None = None) -> Loop:
+    """The loop with its number of micro-batches: the one asked for, or the case's where the schedule has several.
+
+    Raises:
+        CaseError: if there are more micro-batches than samples per worker.
+    """
+    if micro_batches is None:
+        micro_batches = int(values["micro_batches"]) if loop.micro_batches > 1 else 1
+    if not 1 <= micro_batches <= case.batch_per_worker:
+        raise CaseError(
+            f"micro_batches must lie between 1 and the batch per worker, {case.batch_per_worker}, got {micro_batches}"
+        )
+    return with_micro_batches(loop, micro_batches)
+
+
+def require_runnable(loop: Loop) -> None:
+    """Refuses a loop that the checks find malformed, deadlocked or racing; staleness is allowed, it costs no time.
+
+    Raises:
+        ScheduleError, DeadlockError: with the check's witness.
+    """
+    require_safe(loop, allow_staleness=sys.maxsize)
+
+
+def case_run(
+    case: Case,
+    work: Workload,
+    loop: Loop,
+    world_size: int,
+    *,
+    values: Mapping[str, float] | None = None,
+    steps: int = 20,
+    jitter: Jitter | None = None,
+    fold_ranks: bool = True,
+    check: bool = True,
+    meta: Mapping[str, Any] | None = None,
+) -> Run:
+    """Simulates a schedule on a case's cluster.
+
+    Args:
+        case: the published cluster.
+        work: its fit.
+        loop: the schedule, with the number of micro-batches to run.
+        world_size: number of ranks; the domain, where the schedule has one, is the case's or the whole world.
+        values: the assumptions; by default the case's own.
+        steps: batches to run.
+        jitter: differences between ranks.
+        fold_ranks: one representative per class of ranks that are alike.
+        check: whether the checks look at the loop first; a caller that runs one loop often checks it once itself.
+            A stale schedule may be simulated: what is predicted is time.
+        meta: further facts for the Timeline.
+
+    Raises:
+        ScheduleError, DeadlockError: if the checks reject the schedule.
+        CaseError, TopologyError: if a number is impossible.
+    """
+    values = case.values() if values is None else values
+    world = World(world_size=world_size, domain_size=max(1, min(int(values["domain_size"]), world_size)))
+    if check:
+        require_runnable(loop)
+    costs = TimedCosts(
+        batch_ns=batch_times(work, values, loop, world_size),
+        micro_batches=loop.micro_batches,
+        jitter=jitter or Jitter(),
+    )
+    timeline = simulate(
+        unroll(loop, steps), costs, world, fold_ranks=fold_ranks, meta={"case": case.case, **(meta or {})}
+    )
+    bound = max_cycle_ratio(loop, costs.op_ns)
+    return Run(
+        timeline=timeline,
+        metrics=measure(timeline, global_batch=case.batch_per_worker * world_size),
+        bound=bound,
+        provenance=provenance(case, bound, world_size),
+    )
+
+
+def provenance(case: Case, bound: Bound, world_size: int) -> dict[str, float]:
+    """The share of the critical cycle that is fitted, interpolated, extrapolated or assumed; sums to 1.
+
+    Compute and All2All times come from the fit: fitted at the world sizes of its rows, interpolated between and
+    extrapolated beyond them. So does the whole lookup path, but its split into stages is assumed; beyond the fitted
+    sizes the weaker word, extrapolated, stands for both. Dedup, sync and replica synchronisation are assumed.
+    """
+    sizes = [row.world_size for row in case.fit]
+    if world_size in sizes:
+        of_fit = "fitted"
+    else:
+        of_fit = "interpolated" if min(sizes) < world_size < max(sizes) else "extrapolated"
+    total = sum(step.ns for step in bound.cycle) or 1
+    shares: dict[str, float] = {}
+    for step in bound.cycle:
+        from_fit = step.kind in _FITTED or (of_fit == "extrapolated" and step.kind in _STAGES)
+        status = of_fit if from_fit else "assumed"
+        shares[status] = shares.get(status, 0.0) + step.ns / total
+    return dict(sorted(shares.items()))
+
+
+def case_step_ms(case: Case, work: Workload, loop: Loop, world_size: int, values: Mapping[str, float]) -> float:
+    """Step latency in milliseconds by the cycle bound alone: what the simulation gives without jitter, sooner."""
+    loop = case_loop(case, loop, values)
+    costs = TimedCosts(batch_ns=batch_times(work, values, loop, world_size), micro_batches=loop.micro_batches)
+    return ns_to_ms(float(max_cycle_ratio(loop, costs.op_ns).step_ns))
