@@ -270,6 +270,12 @@ def _private(node: ChakraNode, row: dict[str, Any]) -> None:
             row[name] = value
 
 
+def _group(node: ChakraNode) -> str | None:
+    """The communicator's name; the world has none ("" or "0" in Chakra)."""
+    name = node.attributes.get("pg_name")
+    return None if name in (None, "", "0") else str(name)
+
+
 def _row(trace: ChakraTrace, node: ChakraNode, source: str, *, timed: bool) -> dict[str, Any]:
     collective = collective_name_of(node)
     phase = phase_of(node.name)
@@ -284,7 +290,7 @@ def _row(trace: ChakraTrace, node: ChakraNode, source: str, *, timed: bool) -> d
         "flops": flops if flops is not None and 0 <= flops < 2**62 else None,
         "collective": collective,
         "stream": f"stream {node.attributes['stream']}" if "stream" in node.attributes else None,
-        "group": str(node.attributes.get("pg_name") or "") or None,
+        "group": _group(node),
         "source": source,
     }
     if timed:

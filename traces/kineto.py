@@ -23,9 +23,11 @@ from .collectives import element_bytes
 from .json_stream import EventStream, exact_ns, whole
 from .phases import Phase, collective_of, is_backend_range, kernel_collective, phase_of, step_of
 
-__all__ = ["DeviceClass", "KinetoEvents", "looks_like_kineto", "rank_in_name", "read_events"]
+__all__ = ["TRAILING_STEP", "DeviceClass", "KinetoEvents", "looks_like_kineto", "rank_in_name", "read_events"]
 
 TIME_NS_MAX = 2**62
+# an empty step that `traces.export_kineto` appends for tools that drop the last one
+TRAILING_STEP = "nestpipe_trailing_step"
 _HOST_PARENTS = ("record_param_comms", "c10d::")
 _SKIPPED = {"python_function", "gpu_user_annotation", "trace", "overhead", "cuda_sync", "cuda_event", "mtia_ccp_events"}
 _LAUNCHING = {"cuda_runtime", "cuda_driver", "runtime", "driver", "hip_runtime", "privateuse1_runtime", "xpu_runtime"}
@@ -158,6 +160,7 @@ class _Collector:
         self._kernels: dict[str, tuple[int, bool]] = {}
         self._meaning: dict[str, tuple[int | None, Phase | None, bool]] = {}
         self._categories: dict[object, str] = {}
+        self._first_device = ""
 
     def add(self, event: object) -> None:
         """Takes what matters from an event; the rest is dropped."""
@@ -206,6 +209,11 @@ class _Collector:
         start, duration = self._times(event)
         args = event.get("args")
         args = args if isinstance(args, dict) else {}
+        if "end_ns" in args and "start_ns" in args:
+            # our own export rounds to whole us for other tools and keeps the exact times here
+            first, last = whole(args["start_ns"]), whole(args["end_ns"])
+            if first is not None and last is not None and abs(first) < TIME_NS_MAX and 0 <= last - first < TIME_NS_MAX:
+                start, duration = first, last - first
         is_comm = kind == "kernel" and known[1]
         device, stream = event.get("pid"), event.get("tid")
         key = (str(device), str(stream))
@@ -252,6 +260,8 @@ class _Collector:
         start, duration = self._times(event)
         found = HostRange(name, start, start + duration, self._thread(event), phase)
         if step is not None:
+            if isinstance(event.get("args"), dict) and TRAILING_STEP in event["args"]:
+                return
             self.events.steps.append(found)
         elif is_comm:
             args = event.get("args")

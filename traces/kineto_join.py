@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nestpipe.ir import OpKind
+from nestpipe.ir import COLLECTIVES, OpKind
 
 from .json_stream import whole
 from .kineto import DeviceClass, HostRange, KinetoEvents, argument_bytes
@@ -127,7 +127,7 @@ def fill_from_arguments(found: HostRange, args: dict[str, Any]) -> None:
         found.bytes_in = argument_bytes(merged, "In")
     if found.bytes_out is None:
         found.bytes_out = argument_bytes(merged, "Out")
-    if found.bytes_out is None and found.collective == "all_reduce":
+    if found.bytes_out is None and found.collective in ("all_reduce", "broadcast"):
         found.bytes_out = found.bytes_in
     if found.integers is None and isinstance(merged.get("dtype"), str):
         dtype = str(merged["dtype"]).lower()
@@ -160,6 +160,8 @@ def _stages(ranges: list[HostRange]) -> list[HostRange]:
 
 def kind_of_collective(collective: str, phase: Phase | None, integers: bool | None) -> tuple[OpKind | None, str]:
     """The op kind of a collective launched in this phase, or none and the reason."""
+    if phase is not None and phase.kind in COLLECTIVES:
+        return phase.kind, ""
     key_path = phase is not None and phase.kind is OpKind.DEDUP
     backward = phase is not None and phase.kind in (OpKind.BACKWARD, OpKind.UPDATE)
     kind = collective_kind(collective, in_backward=backward, in_key_path=key_path, integers=integers)

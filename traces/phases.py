@@ -64,6 +64,9 @@ _RULES: tuple[tuple[re.Pattern[str], Phase], ...] = tuple(
     )
 )
 
+# what `traces.export_kineto` writes around the launch of an op
+_OWN = re.compile(r"^## nestpipe:(.+) ##$")
+_KINDS = frozenset(kind.value for kind in OpKind)
 _STEP = re.compile(r"^ProfilerStep#(\d+)$")
 _BACKEND = re.compile(r"^(nccl|rccl|hccl|xccl):", re.IGNORECASE)
 _COMM_KERNEL = re.compile(r"nccl|rccl|hccl", re.IGNORECASE)
@@ -104,6 +107,10 @@ def phase_of(name: str) -> Phase | None:
     >>> phase_of("aten::add") is None
     True
     """
+    if own := _OWN.match(name):
+        if own[1] == "unclassified":
+            return _phase(None, "not classified by the import that this trace was exported from")
+        return _phase(OpKind(own[1])) if own[1] in _KINDS else None
     return next((phase for pattern, phase in _RULES if pattern.search(name)), None)
 
 

@@ -7,7 +7,7 @@ simulated one can be replayed alike:
 |---|---|---|
 | `rank` | int | whose op it is |
 | `step`, `batch`, `micro_batch` | int | iteration it ran in, batch and micro-batch it worked on |
-| `stream` | text | in-order queue it ran on (`device 0 stream 7`, `host 4711`, `compute`) |
+| `stream` | text | in-order queue it ran on (`device stream 7`, `host 4711`, `compute`) |
 | `kind` | text | an `OpKind`, or one of `EXTRA_KINDS` |
 | `op` | text | the op's own name (kernel, node, host call) |
 | `start_ns`, `end_ns`, `duration_ns` | int | when, on the rank's clock after alignment, and how long |

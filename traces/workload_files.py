@@ -110,7 +110,7 @@ def _cost(value: int, unit: str) -> dict[str, Any]:
 
 
 def _group_size(labelled: dict[str, int], word: str, part: str) -> int | None:
-    """SimAI: a suffix names the group; without it weight gradients go over the data-parallel one, the rest the tensor's."""
+    """SimAI: a suffix names the group; else weight gradients go data-parallel and the rest tensor-parallel."""
     tensor, total = labelled.get("model_parallel_NPU_group"), labelled.get("all_gpus")
     if not labelled or not tensor or not total:
         return None
