@@ -1,7 +1,7 @@
 """Network case files: topologies, schedules and self-contained flow sets, read, rebuilt and evaluated.
 
-Answers that a file may carry (completion times, tolerances, ensembles) are never read; the number of flows and their sum
-are, to make sure that a rebuilt schedule is the one meant.
+Answers that a file may carry (completion times, tolerances, ensembles) are never read; the number of flows and their
+sum are, to make sure that a rebuilt schedule is the one meant.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ def evaluate_cases(
     *,
     only: str | None = None,
     num_draws: int = DEFAULT_DRAWS,
-    progress: Callable[[str], None] = lambda text: None,
+    progress: Callable[[str], None] | None = None,
 ) -> dict[str, list[dict[str, Any]]]:
     """Completion times of the cases of a file.
 
@@ -232,12 +232,13 @@ def evaluate_cases(
 
 
 def _evaluated(
-    file: CaseFile, cases: list[_Case], num_draws: int, progress: Callable[[str], None]
+    file: CaseFile, cases: list[_Case], num_draws: int, progress: Callable[[str], None] | None
 ) -> Iterator[dict[str, Any]]:
     networks: dict[str, _Network] = {}
     last_use = {case.topology: number for number, case in enumerate(cases)}
     for number, case in enumerate(cases):
-        progress(case.id)
+        if progress is not None:
+            progress(case.id)
         if case.topology not in networks:
             networks[case.topology] = _Network(case.topology, file.topologies[case.topology])
         start = time.perf_counter()

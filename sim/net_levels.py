@@ -1,14 +1,15 @@
 """Max-min fair levels of many flows at once, with numpy.
 
-Every link has a *level*: the rate of the flows it holds back. A flow's rate is the smallest level on its route; the link
-with that level is its bottleneck. Two solvers find the levels:
+Every link has a *level*: the rate of the flows it holds back. A flow's rate is the smallest level on its route; the
+link with that level is its bottleneck. Two solvers find the levels:
 
 - `fill`, progressive filling: all links whose fair share is the smallest among the links they share flows with are
   bottlenecks at once, so a round settles many levels; exact from any state.
-- `Levels.settle`, for a state that changed a little: given each flow's bottleneck, the levels solve a linear system (row
-  of a link: the flows it holds back, and those held back elsewhere). With new levels some flows have another bottleneck;
-  repeat until none has. The end state is checked against the definition: no link over capacity, every flow at the smallest
-  level of its route, every bottleneck full. If it is not reached within a few rounds, `fill` does it.
+- `Levels.settle`, for a state that changed a little: given each flow's bottleneck, the levels solve a linear system
+  (row of a link: the flows it holds back, and those held back elsewhere). With new levels some flows have another
+  bottleneck; repeat until none has. The end state is checked against the definition: no link over capacity, every
+  flow at the smallest level of its route, every bottleneck full. If it is not reached within a few rounds, `fill`
+  does it.
 
 Source: progressive filling, Bertsekas and Gallager, *Data Networks*, 2nd ed. 1992, section 6.5.2.
 """
@@ -78,9 +79,10 @@ class Levels:
     """Levels of the links under a set of flows that changes now and then.
 
     Flows sit in columns; `capacity` has one entry a link. Column arrays belong to the caller, who passes them to each
-    method. Two more entries follow the links: `num_links`, the padding, with an infinite level, and `num_links + 1`, where
-    ended flows are parked, with level 1. Links are ranked by level, equal levels (to 1e-12) by number, so the bottleneck
-    of a flow is the link of lowest rank on its route, and the linear system, in rank order, is lower triangular.
+    method. Two more entries follow the links: `num_links`, the padding, with an infinite level, and `num_links + 1`,
+    where ended flows are parked, with level 1. Links are ranked by level, equal levels (to 1e-12) by number, so the
+    bottleneck of a flow is the link of lowest rank on its route, and the linear system, in rank order, is lower
+    triangular.
     """
 
     def __init__(self, capacity: Floats) -> None:
@@ -188,7 +190,8 @@ class Levels:
         """Links without a level whose flows, held back elsewhere, take more than there is."""
         level = np.where(np.isfinite(self.level[: self.num_links]), self.level[: self.num_links], 0.0)
         load = self.holds[: self.num_links, : self.num_links] @ level
-        return np.flatnonzero((load > self.capacity * (1 + _TIE)) & (level == 0))
+        over: Ints = np.flatnonzero((load > self.capacity * (1 + _TIE)) & (level == 0))
+        return over
 
     def _open(self, links: Ints, routes: Ints, weight: Floats | None, bottleneck: Ints) -> None:
         """Gives overloaded links the level at which their flows, cut down to it, fit."""

@@ -3,10 +3,11 @@
 A user takes `weight * rate` of each resource it uses. The allocation is max-min fair exactly if every user has a
 *bottleneck*: a full resource on which nobody is faster. After a change only the users held back by a resource that
 changed are solved again (progressive filling over what the others leave); then the condition is checked on every
-resource touched, and users for which it no longer holds join the re-solved ones, until it holds everywhere. The result is
-the global optimum, found without looking at the rest of the system.
+resource touched, and users for which it no longer holds join the re-solved ones, until it holds everywhere. The
+result is the global optimum, found without looking at the rest of the system.
 
-Source: Bertsekas and Gallager, *Data Networks*, 2nd ed. 1992, section 6.5.2 (bottleneck condition, progressive filling).
+Source: Bertsekas and Gallager, *Data Networks*, 2nd ed. 1992, section 6.5.2 (bottleneck condition, progressive
+filling).
 """
 
 from __future__ import annotations
@@ -159,9 +160,7 @@ class MaxMin:
                 more.update((u, None) for u in held if u not in free)
         return more
 
-    def _commit(
-        self, fresh: dict[int, float], holder: dict[int, int], left: dict[int, float]
-    ) -> dict[int, float]:
+    def _commit(self, fresh: dict[int, float], holder: dict[int, int], left: dict[int, float]) -> dict[int, float]:
         changed: dict[int, float] = {}
         for resource, rest in left.items():
             self.load[resource] = self.capacity[resource] - rest

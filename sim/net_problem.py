@@ -54,7 +54,9 @@ class FlowProblem:
         wrong = np.flatnonzero(~(self.capacity > 0) | ~np.isfinite(self.capacity))
         if len(wrong):
             link = int(wrong[0])
-            raise TopologyError(f"link {link}: bandwidth must be positive and finite, got {self.capacity[link]:g} bytes/s")
+            raise TopologyError(
+                f"link {link}: bandwidth must be positive and finite, got {self.capacity[link]:g} bytes/s"
+            )
         lost = np.flatnonzero((self.routes >= len(self.capacity)).all(axis=1))
         if len(lost):
             raise TopologyError(f"flow {int(lost[0])} has no route; every flow needs at least one link")

@@ -25,8 +25,8 @@ Ints = NDArray[np.int64]
 class Plan:
     """Flows between ranks and the nodes that order them; row `f` of each flow array is one flow.
 
-    `done` holds the nodes a flow counts towards (−1: no such node) and `done_weight` by how much; `node_next` is the node
-    that waits for this one too, or −1. `flow_tag` and `node_tag` tell rounds and phases apart.
+    `done` holds the nodes a flow counts towards (−1: no such node) and `done_weight` by how much; `node_next` is the
+    node that waits for this one too, or −1. `flow_tag` and `node_tag` tell rounds and phases apart.
     """
 
     src: Ints
@@ -95,7 +95,15 @@ def traffic_matrix(rule: str, size_bytes: int, world_size: int) -> Ints:
 
 
 def _finish(
-    src: Ints, dst: Ints, size: Ints, release: Ints, done: Ints, tag: Ints, node_next: Ints, node_tag: Ints, barriers: bool
+    src: Ints,
+    dst: Ints,
+    size: Ints,
+    release: Ints,
+    done: Ints,
+    tag: Ints,
+    node_next: Ints,
+    node_tag: Ints,
+    barriers: bool,
 ) -> Plan:
     """Drops empty flows and counts what every node waits for."""
     keep = np.flatnonzero((size > 0) & (src != dst))

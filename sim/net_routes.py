@@ -44,7 +44,9 @@ class Graph:
         table: dict[tuple[str, str], int] = {}
         for number, ends in enumerate(zip(self.src, self.dst, strict=True)):
             if ends in table:
-                raise TopologyError(f"{self.name}: links {table[ends]} and {number} both go from {ends[0]} to {ends[1]}")
+                raise TopologyError(
+                    f"{self.name}: links {table[ends]} and {number} both go from {ends[0]} to {ends[1]}"
+                )
             table[ends] = number
         return table
 
@@ -71,7 +73,9 @@ class _Links:
         for host in self.graph.hosts:
             found = [n for n in self.out.get(host, ()) if n.startswith(prefix) and n[len(prefix) :].isdigit()]
             if len(found) != 1:
-                raise TopologyError(f"{self.graph.name}: host {host} must hang on one {prefix} switch, got {found or 0}")
+                raise TopologyError(
+                    f"{self.graph.name}: host {host} must hang on one {prefix} switch, got {found or 0}"
+                )
             names.append(found[0])
         order = sorted(set(names), key=lambda n: int(n[len(prefix) :]))
         index = np.array([order.index(n) for n in names])
@@ -277,7 +281,8 @@ def build_routes(graph: Graph, family: str, sha256: str | None) -> IntArray:
 def hash_routes(routes: IntArray, world_size: int, num_links: int) -> str:
     """sha256 of the lines `src dst id,id,…` of all pairs with `src != dst`, in row-major order.
 
-    >>> hash_routes(np.array([[2], [0], [1], [2]], dtype=np.int32), 2, 2) == hashlib.sha256(b"0 1 0\\n1 0 1\\n").hexdigest()
+    >>> table = np.array([[2], [0], [1], [2]], dtype=np.int32)
+    >>> hash_routes(table, 2, 2) == hashlib.sha256(b"0 1 0\\n1 0 1\\n").hexdigest()
     True
     """
     digest = hashlib.sha256()

@@ -1,9 +1,10 @@
 """How long communication takes on a network of shared links, flow by flow, as a max-min fair fluid.
 
-`simulate` is exact: it merges flows that symmetry makes equal (`sim.net_fold`) and then runs one of two solvers, for many
-flows at a time (`sim.net_vector`) or for few (`sim.net_events`). `measure` adds what a caller wants to know about a case,
-among it whether the answer is *chaotic*: where ranks go from round to round on their own, rounding noise can grow until
-the completion time moves by per cent; then the median of a few runs with bandwidths changed by 1e-9 is reported.
+`simulate` is exact: it merges flows that symmetry makes equal (`sim.net_fold`) and then runs one of two solvers, for
+many flows at a time (`sim.net_vector`) or for few (`sim.net_events`). `measure` adds what a caller wants to know
+about a case, among it whether the answer is *chaotic*: where ranks go from round to round on their own, rounding
+noise can grow until the completion time moves by per cent; then the median of a few runs with bandwidths changed by
+1e-9 is reported.
 """
 
 from __future__ import annotations

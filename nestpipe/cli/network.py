@@ -1,0 +1,61 @@
+"""`nestpipe network`: evaluate a file of network cases with the exact flow-level solver."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nestpipe.cli._common import Format, progress
+
+__all__ = ["network"]
+
+
+def network(
+    cases: Annotated[Path, typer.Argument(metavar="CASES.json", help="Case file, format network-oracle-1.")],
+    only: Annotated[
+        str | None, typer.Option("--only", metavar="PATTERN", help="Part of a case's id, or a shell pattern (*, ?).")
+    ] = None,
+    draws: Annotated[
+        int | None,
+        typer.Option("--draws", min=0, help="Perturbed runs behind the median of a chaotic case; 0: never perturb."),
+    ] = None,
+    output: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TEXT,
+) -> None:
+    """Completion times of communication on shared links, as a max-min fair fluid, flow by flow.
+
+    Traffic and schedules are rebuilt from the file's rules; a file's own answers are not read. Where ranks go from
+    round to round on their own, rounding noise can move the answer by per cent; such a chaotic case is answered with
+    the median of a few runs whose bandwidths differ by 1e-9.
+    """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the systems are small: threads would cost more than they give
+    from sim.net_cases import DEFAULT_DRAWS, evaluate_cases, read_cases
+
+    file = read_cases(cases)
+    with progress() as told:
+        found = evaluate_cases(file, only=only, num_draws=DEFAULT_DRAWS if draws is None else draws, progress=told)
+    if output is Format.JSON:
+        typer.echo(json.dumps(found))
+        return
+    if output is Format.CSV:
+        typer.echo("id,flow,time_s,wall_s")
+        for case in found["cases"]:
+            typer.echo(f"{case['id']},,{case['completion_time_s']!r},{case['wall_s']:.6f}")
+        for case in found["basic_cases"]:
+            for flow, finish in enumerate(case["finish_s"]):
+                typer.echo(f"{case['id']},{flow},{finish!r},")
+        return
+    width = max((len(case["id"]) for case in [*found["cases"], *found["basic_cases"]]), default=4)
+    typer.echo(f"{'case':<{width}} {'completion_s':>14} {'flows':>9} {'rows':>9} {'wall_s':>9}  note")
+    for case in found["cases"]:
+        note = f"chaotic: median of {len(case['draws_s'])} draws" if len(case["draws_s"]) > 1 else ""
+        typer.echo(
+            f"{case['id']:<{width}} {case['completion_time_s']:>14.9g} {case['flows']:>9} {case['rows']:>9} "
+            f"{case['wall_s']:>9.4f}  {note}".rstrip()
+        )
+    for case in found["basic_cases"]:
+        finish = case["finish_s"]
+        typer.echo(f"{case['id']:<{width}} {max(finish, default=0.0):>14.9g} {len(finish):>9}")
