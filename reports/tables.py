@@ -36,12 +36,12 @@ class Metric:
 METRICS: Final[dict[str, Metric]] = {
     "step_latency_ms": Metric(title="step latency", unit="ms", digits=2),
     "lookup_ms": Metric(title="exposed lookup", unit="ms", digits=2),
-    "communication_ms": Metric(title="exposed All2All", unit="ms", digits=2),
+    "communication_ms": Metric(title="exposed communication", unit="ms", digits=2),
     "speedup": Metric(title="speedup", unit="x", digits=2),
     "qps": Metric(title="QPS", unit="samples/s", digits=0),
     "scaling_efficiency": Metric(title="scaling efficiency", unit="%", digits=2, scale=100),
     "utilization": Metric(title="utilization", unit="%", digits=1, scale=100),
-    "exposed_communication_ratio": Metric(title="exposed All2All ratio", unit="%", digits=2, scale=100),
+    "exposed_communication_ratio": Metric(title="exposed communication ratio", unit="%", digits=2, scale=100),
 }
 
 
@@ -79,7 +79,7 @@ def cell(value: Any, digits: int | None = None, *, scale: float = 1.0, sign: boo
     if digits is None:
         return f"{number * scale:{plus},.12g}" if scale != 1 or number != int(number) else f"{int(number):{plus},}"
     shown = f"{number * scale:{plus},.{digits}f}"
-    return shown.replace("-", "", 1) if float(shown.replace(",", "")) == 0 and shown.startswith("-") else shown
+    return shown.lstrip("+-") if float(shown.replace(",", "")) == 0 else shown
 
 
 def text(frame: pd.DataFrame, columns: Sequence[Column] | None = None, *, title: str = "") -> str:
