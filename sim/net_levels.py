@@ -125,7 +125,7 @@ class Levels:
         """Takes new flows in at a first guess of their bottleneck, which is returned; `settle` puts it right."""
         known = np.append(self.level[: self.num_links], np.inf)
         guess = np.where(np.isfinite(known), known, np.append(self.capacity, np.inf))
-        new = np.take_along_axis(routes, guess.take(routes).argmin(axis=0)[None, :], axis=0)[0]
+        new: Ints = np.take_along_axis(routes, guess.take(routes).argmin(axis=0)[None, :], axis=0)[0]
         self.level[new] = np.minimum(self.level[new], self.capacity[new])
         self.move(routes, weight, None, new)
         self._rank()
