@@ -1,17 +1,16 @@
-"""Reports of checks for people and for tools: text with witness and marked schedule lines, and JSON."""
+"""Reports of checks: text with witness and marked schedule lines for people, documents and tables for tools."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
-from nestpipe.ir import Loop, Op, Program, op_name
+from nestpipe.ir import Loop, Program, op_name
 from nestpipe.text import show, show_op
 from nestpipe.units import bytes_text
 from nestpipe.verdicts import Finding, Report, Verdict, WitnessStep
 
-__all__ = ["excerpt", "finding_text", "report_json", "report_text"]
+__all__ = ["excerpt", "finding_text", "report_document", "report_table", "report_text"]
 
 _MEANING = {
     Verdict.SYNCHRONOUS: "every read sees what a sequential run reads",
@@ -24,13 +23,14 @@ _MAX_STEPS = 24
 _MAX_LINE = 116
 
 
-def report_text(report: Report, schedule: Loop | Program) -> str:
+def report_text(report: Report, schedule: Loop | Sequence[Program]) -> str:
     """The report for people: verdict, table of key classes, buffers, findings with witness and marked lines."""
     lines = [f"{report.schedule}: {report.verdict}: {_MEANING[report.verdict]}"]
     if report.key_classes:
         lines += ["", *_class_table(report)]
     if report.peak_buffers:
-        slots = {buffer.data: buffer.slots for buffer in schedule.buffers}
+        buffers = schedule.buffers if isinstance(schedule, Loop) else schedule[0].buffers
+        slots = {buffer.data: buffer.slots for buffer in buffers}
         used = ", ".join(f"{data} {peak}/{slots[data]}" for data, peak in report.peak_buffers.items())
         lines += ["", *_wrapped("buffers, most live at once of slots: " + used)]
     if report.bytes_per_rank is not None:
@@ -43,31 +43,44 @@ def report_text(report: Report, schedule: Loop | Program) -> str:
     for finding in report.findings:
         lines += ["", *_wrapped(finding_text(finding, with_witness=False)), *_witness(finding.witness)]
     if report.findings:
-        marked = excerpt(schedule, [step.op for step in report.findings[0].witness])
+        marked = excerpt(schedule, report.findings[0].witness)
         lines += ["", "schedule:", marked.rstrip()] if marked else []
     return "\n".join(lines) + "\n"
 
 
-def report_json(report: Report) -> str:
-    """The report for tools, as JSON."""
-    document = {
+def report_document(report: Report) -> dict[str, object]:
+    """The report for tools: what to dump as JSON."""
+    memory = report.bytes_per_rank
+    return {
         "schedule": report.schedule,
         "verdict": report.verdict.value,
         "staleness": {str(distance): stale for distance, stale in report.staleness.items()},
         "dense_staleness": report.dense_staleness,
         "peak_buffers": {data.value: peak for data, peak in report.peak_buffers.items()},
-        "bytes_per_rank": None
-        if report.bytes_per_rank is None
-        else {place.value: size for place, size in report.bytes_per_rank.items()},
-        "witness": _steps_json(report.witness),
+        "bytes_per_rank": None if memory is None else {place.value: size for place, size in memory.items()},
+        "witness": _steps_document(report.witness),
         "findings": [
-            {"rule": f.rule, "verdict": f.verdict.value, "message": f.message, "witness": _steps_json(f.witness)}
+            {"rule": f.rule, "verdict": f.verdict.value, "message": f.message, "witness": _steps_document(f.witness)}
             for f in report.findings
         ],
         "notes": list(report.notes),
         "num_batches": report.num_batches,
     }
-    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+
+
+def report_table(report: Report) -> list[dict[str, object]]:
+    """The key classes as rows of a table; distance is empty for keys that no batch has touched before."""
+    return [
+        {
+            "schedule": report.schedule,
+            "verdict": report.verdict.value,
+            "distance": key_class.distance,
+            "through": key_class.through,
+            "rows_behind": key_class.rows,
+            "optimizer_behind": key_class.optimizer,
+        }
+        for key_class in report.key_classes
+    ]
 
 
 def finding_text(finding: Finding, *, with_witness: bool = True) -> str:
@@ -76,21 +89,27 @@ def finding_text(finding: Finding, *, with_witness: bool = True) -> str:
     return "\n".join([head, *_witness(finding.witness)]) if with_witness else head
 
 
-def excerpt(schedule: Loop | Program, ops: Iterable[Op]) -> str:
-    """The lines of the schedule around ops, these marked; ops of an unrolled loop are found by their kind.
+def excerpt(schedule: Loop | Sequence[Program], steps: Sequence[WitnessStep]) -> str:
+    """The lines of the schedule around the ops of a witness, these marked; a loop's ops are found by their kind.
 
-    A program is shown without the clauses of its ops: one op before and one after each marked one.
+    Programs are shown without the clauses of their ops, one for each kind of program that the witness names.
     """
     if isinstance(schedule, Loop):
-        kinds = {op.kind for op in ops}
+        kinds = {step.op.kind for step in steps}
         marked = {show_op(op, loop=True) for op in schedule.ops if op.kind in kinds}
         return _around(show(schedule).splitlines(), marked)
-    names = {op_name(op) for op in ops}
-    lines = []
-    for stream in schedule.streams:
-        lines.append(f"  stream {stream.name} on {stream.resource}")
-        lines += [f"    {op_name(op)}" for op in stream.ops]
-    return _around(lines, names)
+    parts = []
+    for program in schedule:
+        rank = None if program.ranks is None else min(program.ranks)
+        names = {op_name(step.op) for step in steps if step.rank in (None, rank)}
+        lines = []
+        for stream in program.streams:
+            lines.append(f"  stream {stream.name} on {stream.resource}")
+            lines += [f"    {op_name(op)}" for op in stream.ops]
+        found = _around(lines, names)
+        if found:
+            parts.append(found if rank is None else f"  rank {rank}\n{found}")
+    return "".join(parts)
 
 
 def _around(lines: Sequence[str], marked: set[str]) -> str:
@@ -149,5 +168,5 @@ def _wrapped(text: str) -> list[str]:
     return lines
 
 
-def _steps_json(steps: tuple[WitnessStep, ...]) -> list[dict[str, object]]:
+def _steps_document(steps: tuple[WitnessStep, ...]) -> list[dict[str, object]]:
     return [{"op": op_name(step.op), "stream": step.stream, "rank": step.rank, "note": step.note} for step in steps]

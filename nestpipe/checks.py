@@ -109,10 +109,10 @@ def require_safe(schedule: Loop | Program | Sequence[Program], *, allow_stalenes
     if report.allowed(allow_staleness):
         return report
     finding = next(f for f in report.findings if f.verdict is report.verdict)
-    shown = schedule if isinstance(schedule, Loop | Program) else schedule[0]
+    shown = (schedule,) if isinstance(schedule, Program) else schedule
     allowed = f", {allow_staleness} allowed" if report.verdict is Verdict.STALE else ""
     text = f"schedule {report.schedule} must not run ({report.verdict}{allowed}): {finding_text(finding)}"
-    text += "\n" + excerpt(shown, [step.op for step in finding.witness])
+    text += "\n" + excerpt(shown, finding.witness)
     raise (DeadlockError if report.verdict is Verdict.DEADLOCK else ScheduleError)(text.rstrip())
 
 

@@ -542,10 +542,12 @@ class _Oracle:
                     if any(not isinstance(v, frozenset) for v in content[2]):
                         raise RaceFoundError(f"{op.ref} reads rows that are not defined")
                     found.append((("rows", op.ref, rank), sample[cell]))
-                elif access.data is Data.DENSE_GRADS and op.kind is OpKind.UPDATE:
-                    if self.reduced and content[2] != frozenset(RANKS):
-                        raise RaceFoundError(f"{op.ref} applies gradients that are not reduced")
+                elif op.kind is OpKind.UPDATE and access.data is Data.DENSE_GRADS and not self.summed(content):
+                    raise RaceFoundError(f"{op.ref} applies gradients that are not reduced")
         return found
+
+    def summed(self, content: Any) -> bool:
+        return not self.reduced or content[2] == frozenset(RANKS)
 
     # -- the answer -------------------------------------------------------------------------------------------------
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Final
+import csv
+import io
+import json
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from nestpipe.cli._common import Format, digest, provenance
 
 if TYPE_CHECKING:
     from nestpipe.ir import Data, Loop, Program
     from nestpipe.verdicts import Report
 
 __all__ = ["check"]
-
-_FORMATS: Final = ("text", "json")
 
 
 def check(
@@ -32,23 +35,37 @@ def check(
         list[str] | None,
         typer.Option("--buffer-bytes", metavar="DATA=BYTES", help="Size of one instance of a buffer; one per buffer."),
     ] = None,
-    output_format: Annotated[str, typer.Option("--format", metavar="text|json", help="How to print.")] = "text",
+    output: Annotated[Format, typer.Option("--format", help="How to print.")] = Format.TEXT,
 ) -> None:
     """Say which version every read sees, or show the race, the deadlock or the broken rule, without running it.
 
     Exit code 0: synchronous, or stale within --allow-staleness. 1: anything else. 2: the schedule cannot be read.
     """
-    from nestpipe.check_text import report_json, report_text
-    from nestpipe.errors import ScheduleError, unknown_name
-
-    if output_format not in _FORMATS:
-        raise ScheduleError(unknown_name("format", output_format, _FORMATS))
     loaded = _load(schedule)
     report = _report(loaded, micro_batches, domain_size, _sizes(buffer_bytes or []))
-    shown = loaded if not isinstance(loaded, tuple) else loaded[0]
-    typer.echo(report_json(report) if output_format == "json" else report_text(report, shown), nl=False)
+    typer.echo(_printed(report, loaded, output), nl=False)
     if not report.allowed(allow_staleness):
         raise typer.Exit(1)
+
+
+def _printed(report: Report, loaded: Loop | tuple[Program, ...], output: Format) -> str:
+    from nestpipe.check_text import report_document, report_table, report_text
+    from nestpipe.text import show
+
+    text = "".join(map(show, loaded)) if isinstance(loaded, tuple) else show(loaded)
+    facts = provenance(schedule_digest=digest(text))
+    head = "".join(f"# {name}: {fact}\n" for name, fact in facts.items())
+    if output is Format.JSON:
+        document = {"provenance": facts, **report_document(report)}
+        return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+    if output is Format.CSV:
+        table = io.StringIO()
+        columns = ("schedule", "verdict", "distance", "through", "rows_behind", "optimizer_behind")
+        writer = csv.DictWriter(table, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(report_table(report))
+        return head + table.getvalue()
+    return head + "\n" + report_text(report, loaded)
 
 
 def _load(name_or_file: str) -> Loop | tuple[Program, ...]:
