@@ -126,6 +126,7 @@ class World:
     backend: str
     timeout: timedelta
     address: tuple[str, int]
+    prefix: str = "nestpipe"
     _groups: dict[tuple[str, tuple[tuple[int, ...], ...]], dist.ProcessGroup] = field(default_factory=dict)
 
     def communicator(self, stream: str, resource: Resource, domain_size: int, *, debug: bool = False) -> Communicator:
@@ -179,6 +180,8 @@ def join_world(
         raise ExecutorError(f"RANK must lie in 0 to WORLD_SIZE - 1 = {world_size - 1}, got {rank}")
     address = (os.environ.get("MASTER_ADDR", "127.0.0.1"), _number("MASTER_PORT", 29500))
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    run, restart = (os.environ.get(f"TORCHELASTIC_{name}", "0") for name in ("RUN_ID", "RESTART_COUNT"))
+    prefix = f"nestpipe/{run}/{restart}"
     try:
         store: Store = TCPStore(
             address[0],
@@ -187,9 +190,6 @@ def join_world(
             is_master=rank == 0 and not agent,
             timeout=timedelta(seconds=rendezvous_s),
             wait_for_workers=False,
-        )
-        prefix = (
-            f"nestpipe/{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
         )
         dist.init_process_group(
             backend if device == "cpu" else f"cpu:gloo,cuda:{backend}",
@@ -207,6 +207,7 @@ def join_world(
         backend=backend,
         timeout=timedelta(seconds=timeout_s),
         address=address,
+        prefix=prefix,
     )
 
 

@@ -1,0 +1,223 @@
+"""The claim this package stands on: a synchronous schedule trains to the same bits as sequential training.
+
+`compare` trains a case with its schedule and with the sequential one of the same micro-batches, and compares tables,
+optimiser rows and dense parameters with `torch.equal`. `python -m executor.equality` runs the whole grid.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+import torch
+from torch import Tensor
+
+from executor.data import Feature, Source
+from executor.launch import RankPool
+from executor.models import DLRM, Model
+from executor.optimizers import OptimizerKind
+from executor.sequence_models import FuXiBlock, HSTUBlock, SequenceModel
+from executor.sources import SequenceSource, SyntheticSource
+from executor.tables import TableSpec
+from executor.trainer import Settings, Trainer, Wrap
+from executor.world import World
+from nestpipe.ir import Loop, with_micro_batches
+from nestpipe.schedules import load
+
+__all__ = ["Case", "Outcome", "Scenario", "compare", "full_grid", "main", "train_case"]
+
+BATCH_SIZE = 16
+
+
+class Scenario(StrEnum):
+    """What the data are like.
+
+    mixed: the batches take turns in being full, uneven, empty on a rank, smaller than the micro-batches, or without a
+    single key; odd ranks run out of data after three quarters. few_rows: tables with fewer rows than there are ranks.
+    idle_rank: rank 1 never has a sample. two_dims: tables of two widths. sequences, fuxi: HSTU and FuXi-α on histories.
+    """
+
+    MIXED = "mixed"
+    FEW_ROWS = "few_rows"
+    IDLE_RANK = "idle_rank"
+    TWO_DIMS = "two_dims"
+    SEQUENCES = "sequences"
+    FUXI = "fuxi"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One configuration to compare with its sequential twin."""
+
+    schedule: str
+    micro_batches: int
+    optimizer: OptimizerKind = OptimizerKind.ROWWISE_ADAGRAD
+    scenario: Scenario = Scenario.MIXED
+    steps: int = 100
+    domain_size: int | None = None
+    seed: int = 0
+    debug: bool = False
+
+    @property
+    def twin(self) -> Case:
+        """The same case in sequence."""
+        return replace(self, schedule="2d_sp" if "2d" in self.schedule else "sync", debug=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of a case: the tensors that differ, how many rows of each do, and whether the losses are equal."""
+
+    case: Case
+    differing: tuple[tuple[str, int], ...]
+    same_losses: bool
+    loss: float
+
+    @property
+    def equal(self) -> bool:
+        """Whether every bit is the same."""
+        return not self.differing and self.same_losses
+
+
+def train_case(world: World, case: Case, loop: Loop | None = None, wraps: tuple[Wrap, ...] = ()) -> Trainer:
+    """A trainer that has run the case, or another loop on its data. A collective call."""
+    loop = with_micro_batches(load(case.schedule) if loop is None else loop, case.micro_batches)
+    source, model = _workload(case)
+    settings = Settings(
+        optimizer=case.optimizer, seed=case.seed, debug=case.debug, domain_size=case.domain_size, lr=0.1
+    )
+    trainer = Trainer(world, loop, model, source, settings, wraps=wraps)
+    trainer.run(case.steps)
+    return trainer
+
+
+def _workload(case: Case) -> tuple[Source, Model]:
+    torch.manual_seed(case.seed)
+    if case.scenario in (Scenario.SEQUENCES, Scenario.FUXI):
+        block = HSTUBlock if case.scenario == Scenario.SEQUENCES else FuXiBlock
+        table = TableSpec(name="item", num_rows=97, dim=8, hashed=False)
+        model: Model = SequenceModel(block, table, layers=1, heads=2, max_length=9, num_negatives=4)
+        generator = torch.Generator().manual_seed(case.seed)
+        lengths = torch.randint(2, 10, (150,), generator=generator).tolist()
+        sequences = tuple(torch.randint(0, 97, (length,), generator=generator).numpy() for length in lengths)
+        return (
+            SequenceSource(
+                sequences=sequences,
+                num_items=97,
+                batch_size=BATCH_SIZE,
+                num_negatives=4,
+                epochs=1 << 20,
+                seed=case.seed,
+            ),
+            model,
+        )
+    rows = {Scenario.FEW_ROWS: (1, 2, 1)}.get(case.scenario, (60, 7, 300))
+    dims = (4, 8, 4) if case.scenario == Scenario.TWO_DIMS else (8, 8, 8)
+    tables = [TableSpec(name=f"t{i}", num_rows=r, dim=d) for i, (r, d) in enumerate(zip(rows, dims, strict=True))]
+    features = [Feature(name=f"f{i}", table=f"t{i}") for i in range(3)]
+    source = SyntheticSource(
+        features=tuple(feature.name for feature in features),
+        batch_size=BATCH_SIZE,
+        num_keys=500,
+        mean_length=2.0,
+        empty_share=0.2,
+        seed=case.seed,
+        batches=(lambda rank: case.steps - case.steps // 4 * (rank % 2)) if case.scenario == Scenario.MIXED else None,
+        size_of=_idle_rank if case.scenario == Scenario.IDLE_RANK else _mixed_size,
+    )
+    return source, DLRM(tables, features, num_dense=4, hidden=(16,))
+
+
+def _mixed_size(batch: int, rank: int) -> int:
+    uneven = (batch * 7 + rank * 5) % (BATCH_SIZE + 1)
+    return (BATCH_SIZE, uneven, 0 if rank == 1 else uneven, 1 + rank % 2, BATCH_SIZE, 0)[batch % 6]
+
+
+def _idle_rank(batch: int, rank: int) -> int:
+    return 0 if rank == 1 else _mixed_size(batch, rank)
+
+
+def compare(world: World, cases: Iterable[Case]) -> list[Outcome]:
+    """Train every case and its twin, each twin once, and compare. A collective call."""
+    twins: dict[Case, tuple[dict[str, Tensor], list[float]]] = {}
+    outcomes = []
+    for case in cases:
+        if case.twin not in twins:
+            trainer = train_case(world, case.twin)
+            twins[case.twin] = (trainer.state(), trainer.losses())
+        trainer = train_case(world, case)
+        outcomes.append(_outcome(case, (trainer.state(), trainer.losses()), twins[case.twin]))
+    return outcomes
+
+
+def _outcome(
+    case: Case, mine: tuple[dict[str, Tensor], list[float]], twin: tuple[dict[str, Tensor], list[float]]
+) -> Outcome:
+    differing = [
+        (name, int((value != twin[0][name]).reshape(len(value), -1).any(dim=1).sum()) if value.dim() else 1)
+        for name, value in mine[0].items()
+        if not torch.equal(value, twin[0][name])
+    ]
+    losses = torch.tensor([mine[1], twin[1]], dtype=torch.float64)
+    same = torch.equal(losses[0].nan_to_num(-1.0), losses[1].nan_to_num(-1.0))
+    finite = losses[0][~losses[0].isnan()]
+    return Outcome(case=case, differing=tuple(differing), same_losses=same, loss=float(finite[-1]))
+
+
+def full_grid(world_size: int, steps: int) -> Iterator[Case]:
+    """Every synchronous schedule, optimiser, number of micro-batches and scenario."""
+    axes = itertools.product(Scenario, OptimizerKind, (1, 2, 4, 8))
+    for scenario, optimizer, micro_batches in axes:
+        for schedule in ("sparse_dist", "dbp", "fwp", "nestpipe", "nestpipe_2d_sp"):
+            yield Case(
+                schedule=schedule,
+                micro_batches=micro_batches,
+                optimizer=optimizer,
+                scenario=scenario,
+                steps=steps,
+                domain_size=max(world_size // 2, 1) if "2d" in schedule else None,
+            )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the grid and print one line per case; 1 if any differs."""
+    parser = argparse.ArgumentParser(prog="python -m executor.equality", description=main.__doc__)
+    parser.add_argument("--world-sizes", type=int, nargs="+", default=[2, 4], metavar="P")
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--scenario", type=Scenario, choices=list(Scenario), nargs="+", default=list(Scenario))
+    options = parser.parse_args(arguments)
+    total = failed = 0
+    for world_size in options.world_sizes:
+        with RankPool(world_size) as pool:
+            grid = [case for case in full_grid(world_size, options.steps) if case.scenario in options.scenario]
+            for _, group in itertools.groupby(
+                grid, key=lambda case: (case.scenario, case.optimizer, case.micro_batches)
+            ):
+                start = time.monotonic()
+                outcomes = pool.run(compare, list(group))[0]
+                total += len(outcomes)
+                for outcome in outcomes:
+                    failed += not outcome.equal
+                    _report(world_size, outcome)
+                print(f"{len(outcomes)} cases in {time.monotonic() - start:.1f} s", file=sys.stderr, flush=True)
+    print(f"{total - failed} of {total} cases equal bit for bit after {options.steps} steps")
+    return int(failed > 0)
+
+
+def _report(world_size: int, outcome: Outcome) -> None:
+    case = outcome.case
+    verdict = "equal" if outcome.equal else f"DIFFERS in {', '.join(f'{n} ({r} rows)' for n, r in outcome.differing)}"
+    print(
+        f"ranks {world_size}  {case.scenario:<10} {case.optimizer:<16} N={case.micro_batches}  "
+        f"{case.schedule:<15} {verdict}",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
