@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 __all__ = [
     "BITS_PER_BYTE",
@@ -18,6 +19,7 @@ __all__ = [
     "ns_to_ms",
     "ns_to_s",
     "ns_to_us",
+    "parse_bytes",
     "s_to_ns",
     "split_evenly",
     "us_to_ns",
@@ -102,3 +104,27 @@ def bytes_text(num_bytes: float) -> str:
             return f"{value:.0f} B" if unit == "B" else f"{value:.2f} {unit}"
         value /= 1024
     return f"{value:.2f} PiB"
+
+
+_BYTE_UNITS = {
+    "B": 1,
+    **{f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGTP", start=1)},
+    **{f"{prefix}B": 1000**power for power, prefix in enumerate("KMGTP", start=1)},
+    "kB": 1000,
+}
+
+
+def parse_bytes(size: int | str) -> int:
+    """Bytes from a number of bytes or from text with a unit: B, kB/MB/... (powers of 1,000), KiB/MiB/... (of 1,024).
+
+    Raises:
+        ValueError: if it is neither, or negative.
+
+    >>> parse_bytes("64 GiB"), parse_bytes("1.5 kB"), parse_bytes(7)
+    (68719476736, 1500, 7)
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?(?:[eE][+]?\d+)?)\s*([A-Za-z]*)\s*", str(size))
+    unit = match and (match[2] or "B")
+    if match is None or unit not in _BYTE_UNITS:
+        raise ValueError(f"a size must be bytes or a number with B, MB, GB, MiB, GiB, ..., got {size!r}")
+    return round(float(match[1]) * _BYTE_UNITS[unit])

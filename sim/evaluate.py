@@ -1,0 +1,339 @@
+"""One configuration of a scenario as one row of results.
+
+Without jitter and stragglers the step time is the cycle bound of `sim.bound`, which equals the simulation's; with them
+it is the mean over seeds of the recursion of `sim.recursion`, which equals the simulation's too. A configuration that
+cannot be (a domain that does not divide the world, more micro-batches than samples) is a row that says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from nestpipe.errors import NestPipeError
+from nestpipe.ir import COMPUTE, Loop
+from nestpipe.units import NS_PER_S, ns_to_ms, parse_bytes
+from sim.bound import Bound, max_cycle_ratio
+from sim.costs import Jitter, TimedCosts
+from sim.folding import World
+from sim.goodput import goodput
+from sim.grid import Configuration, Grid, loop_of, with_value
+from sim.memory import Need, memory_need
+from sim.recursion import rank_step_ns
+from sim.scenario import Scenario
+from sim.scenario_costs import STATUSES, OpTimes, assumed_values, drawn_assumptions, op_times, rests_on
+from sim.scenario_parts import Cluster
+
+__all__ = ["COLUMNS", "Evaluator", "Row", "Steps"]
+
+Row: TypeAlias = dict[str, Any]
+#: The columns of every result, less those of the swept keys, with their types; all but the first may be missing.
+COLUMNS: Final[Mapping[str, type]] = {
+    "index": int,
+    "cluster": str,
+    "schedule": str,
+    "micro_batches": int,
+    "domain_size": int,
+    "world_size": int,
+    "batch_per_worker": int,
+    "status": str,
+    "reason": str,
+    "staleness": int,
+    "step_ms": float,
+    "step_ms_low": float,
+    "step_ms_high": float,
+    "qps": float,
+    "qps_low": float,
+    "qps_high": float,
+    "scaling_efficiency": float,
+    "utilization": float,
+    "goodput": float,
+    "expected_qps": float,
+    "cost_per_hour": float,
+    "cost_per_million_samples": float,
+    "device_bytes": int,
+    "device_bytes_max": int,
+    "host_bytes": int,
+    "host_bytes_max": int,
+    "busiest": str,
+    "busiest_share": float,
+    "limit": str,
+    **dict.fromkeys(STATUSES, float),
+    "how": str,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """The step time of one configuration.
+
+    Attributes:
+        bound: without jitter and stragglers, at the workload's own assumptions.
+        times: what it was computed from.
+        step_ns: float64 (seeds,); one entry if nothing is random.
+        how: in words.
+    """
+
+    bound: Bound
+    times: OpTimes
+    step_ns: npt.NDArray[np.float64]
+    how: str
+
+    @property
+    def mean_ns(self) -> float:
+        """Mean over seeds."""
+        return float(self.step_ns.mean())
+
+    def interval_ns(self) -> tuple[float, float]:
+        """5th and 95th percentile over seeds."""
+        low, high = np.percentile(self.step_ns, [5, 95])
+        return float(low), float(high)
+
+
+@dataclass(slots=True, kw_only=True)
+class Evaluator:
+    """Evaluates configurations of a grid, remembering what several of them share.
+
+    `max_seeds` limits the number of seeds (0: as if nothing were random), for cheap first looks.
+    """
+
+    grid: Grid
+    max_seeds: int | None = None
+    _bases: dict[tuple[object, ...], float | None] = field(default_factory=dict)
+
+    def row(self, configuration: Configuration) -> Row:
+        """The result of one configuration."""
+        found: Row = dict.fromkeys(COLUMNS)
+        found |= {
+            "index": configuration.index,
+            "cluster": configuration.cluster,
+            "schedule": configuration.variant.schedule,
+            "micro_batches": configuration.variant.micro_batches,
+            "domain_size": configuration.variant.domain_size,
+            "world_size": configuration.world_size,
+            **dict(configuration.settings),
+        }
+        try:
+            found |= self._results(configuration)
+            found["status"] = "ok"
+        except NestPipeError as error:
+            found |= {"status": "invalid", "reason": str(error).splitlines()[0]}
+        return found
+
+    def scenario_of(self, configuration: Configuration) -> Scenario:
+        """The scenario with the settings of the configuration."""
+        scenario = self.grid.scenario
+        for key, value in configuration.settings:
+            scenario = with_value(scenario, key, value)
+        return scenario
+
+    def steps(self, configuration: Configuration) -> Steps:
+        """The step time of one configuration.
+
+        Raises:
+            NestPipeError: if it cannot be.
+        """
+        scenario = self.scenario_of(configuration)
+        loop = loop_of(self.grid, configuration.variant)
+        world = _world(configuration)
+        batch = batch_per_worker(self.grid, configuration)
+        times = self._times(configuration, scenario, loop, batch, None)
+        costs = TimedCosts(batch_ns=times.batch_ns, micro_batches=loop.micro_batches)
+        bound = max_cycle_ratio(loop, costs.op_ns)
+        seeds = scenario.seeds if self.max_seeds is None else min(scenario.seeds, self.max_seeds)
+        if not scenario.is_random or seeds == 0:
+            return Steps(bound=bound, times=times, step_ns=np.array([float(bound.step_ns)]), how="cycle bound")
+        drawn = [self._seeded(configuration, scenario, loop, world, batch, scenario.seed + i) for i in range(seeds)]
+        return Steps(bound=bound, times=times, step_ns=np.array(drawn), how=f"{seeds} seeds")
+
+    def _seeded(
+        self, configuration: Configuration, scenario: Scenario, loop: Loop, world: World, batch: int, seed: int
+    ) -> float:
+        """Mean step of all ranks under one draw of assumptions, stragglers and jitter; nanoseconds."""
+        values = None
+        if scenario.vary_assumptions and self.grid.case is not None:
+            values = _drawn(self.grid, scenario, seed)
+        times = self._times(configuration, scenario, loop, batch, values)
+        jitter = Jitter(cv=scenario.jitter.cv, stragglers=_stragglers(scenario, world.world_size, seed), seed=seed)
+        costs = TimedCosts(batch_ns=times.batch_ns, micro_batches=loop.micro_batches, jitter=jitter)
+        if not jitter.cv and not jitter.stragglers:
+            return float(max_cycle_ratio(loop, costs.op_ns).step_ns)
+        return float(rank_step_ns(loop, scenario.steps, costs, world).mean())
+
+    def _times(
+        self,
+        configuration: Configuration,
+        scenario: Scenario,
+        loop: Loop,
+        batch: int,
+        assumptions: Mapping[str, float] | None,
+    ) -> OpTimes:
+        return op_times(
+            self.grid,
+            scenario,
+            _cluster(scenario, configuration.cluster).factors.combined(scenario.factors),
+            loop,
+            world_size=configuration.world_size,
+            batch_per_worker=batch,
+            domain_size=configuration.variant.domain_size,
+            assumptions=assumptions,
+        )
+
+    def _results(self, configuration: Configuration) -> Row:
+        scenario = self.scenario_of(configuration)
+        cluster = _cluster(scenario, configuration.cluster)
+        steps = self.steps(configuration)
+        loop = loop_of(self.grid, configuration.variant)
+        batch = batch_per_worker(self.grid, configuration)
+        samples = batch * configuration.world_size
+        low, high = steps.interval_ns()
+        qps = samples * NS_PER_S / steps.mean_ns
+        share = 1.0 if scenario.failures is None else goodput(scenario.failures, configuration.world_size).expected
+        busiest, busiest_share = busiest_stream(loop, steps)
+        found: Row = {
+            "batch_per_worker": batch,
+            "staleness": self.grid.stale(configuration.variant),
+            "step_ms": ns_to_ms(steps.mean_ns),
+            "step_ms_low": ns_to_ms(low),
+            "step_ms_high": ns_to_ms(high),
+            "qps": qps,
+            "qps_low": samples * NS_PER_S / high,
+            "qps_high": samples * NS_PER_S / low,
+            "scaling_efficiency": self._efficiency(configuration, qps),
+            "utilization": sum(steps.times.batch_ns.get(kind, 0) for kind in COMPUTE) / steps.mean_ns,
+            "goodput": None if scenario.failures is None else share,
+            "expected_qps": qps * share,
+            "busiest": busiest,
+            "busiest_share": busiest_share,
+            "limit": steps.bound.text(),
+            "how": steps.how,
+        }
+        if self.grid.case is not None:
+            found |= rests_on(self.grid.case, steps.bound, configuration.world_size, steps.times.touched)
+        if cluster.accelerator_hour is not None:
+            per_hour = cluster.accelerator_hour * configuration.world_size
+            found |= {"cost_per_hour": per_hour, "cost_per_million_samples": per_hour / (qps * share) / 3600 * 1e6}
+        need = self.need(configuration)
+        if need is not None:
+            found |= {
+                "device_bytes": need.device_bytes,
+                "device_bytes_max": _bytes(cluster.device_memory_bytes),
+                "host_bytes": need.host_bytes(cluster.accelerators_per_host),
+                "host_bytes_max": _bytes(cluster.host_memory_bytes),
+            }
+        return found
+
+    def need(self, configuration: Configuration) -> Need | None:
+        """What has to fit into memory, if the scenario says how large things are."""
+        scenario = self.scenario_of(configuration)
+        if scenario.memory is None:
+            return None
+        factors = _cluster(scenario, configuration.cluster).factors.combined(scenario.factors)
+        loop = loop_of(self.grid, configuration.variant)
+        per_doubling = scenario.micro_batching.row_duplication_per_doubling
+        return memory_need(
+            scenario.memory,
+            loop,
+            world_size=configuration.world_size,
+            batch_per_worker=batch_per_worker(self.grid, configuration),
+            domain_size=configuration.variant.domain_size,
+            row_duplication=factors.row_duplication * per_doubling ** np.log2(loop.micro_batches),
+            skew=factors.skew,
+        )
+
+    def _efficiency(self, configuration: Configuration, qps: float) -> float | None:
+        """QPS per worker over QPS per worker at the base size; None if the base cannot be."""
+        base = base_world_size(self.grid)
+        if configuration.world_size == base:
+            return 1.0
+        key = (configuration.cluster, configuration.variant, configuration.batch_per_worker,
+               configuration.global_batch, configuration.settings)  # fmt: skip
+        if key not in self._bases:
+            try:
+                there = configuration.at(base)
+                samples = batch_per_worker(self.grid, there) * base
+                self._bases[key] = samples * NS_PER_S / self.steps(there).mean_ns
+            except NestPipeError:
+                self._bases[key] = None
+        base_qps = self._bases[key]
+        return None if base_qps is None else (qps / base_qps) / (configuration.world_size / base)
+
+
+def base_world_size(grid: Grid) -> int:
+    """The size that scaling efficiency is relative to: the scenario's, the case's, or the smallest one tried."""
+    if grid.scenario.base_world_size is not None:
+        return grid.scenario.base_world_size
+    return min(grid.scenario.world_sizes) if grid.case is None else grid.case.base_world_size
+
+
+def batch_per_worker(grid: Grid, configuration: Configuration) -> int:
+    """Samples per rank and step.
+
+    Raises:
+        NestPipeError: if a fixed global batch cannot be shared evenly, or there are more micro-batches than samples.
+    """
+    if configuration.global_batch is not None:
+        batch, rest = divmod(configuration.global_batch, configuration.world_size)
+        if rest or not batch:
+            raise NestPipeError(
+                f"global_batch {configuration.global_batch} is not a multiple of {configuration.world_size}"
+            )
+    elif configuration.batch_per_worker is not None:
+        batch = configuration.batch_per_worker
+    elif grid.case is not None:
+        batch = grid.case.batch_per_worker
+    else:
+        raise NestPipeError("batch_per_worker is missing; the workload does not say how large a batch is")
+    if configuration.variant.micro_batches > batch:
+        raise NestPipeError(f"{configuration.variant.micro_batches} micro-batches of {batch} samples per worker")
+    return batch
+
+
+def busiest_stream(loop: Loop, steps: Steps) -> tuple[str, float]:
+    """The stream that works longest in a step, with its resource, and the share of the step that it works."""
+    busy = {}
+    for stream in loop.streams:
+        kinds = {op.kind for op in stream.ops}
+        busy[f"{stream.name} ({stream.resource})"] = sum(steps.times.batch_ns.get(kind, 0) for kind in kinds)
+    name = max(busy, key=lambda each: busy[each])
+    return name, busy[name] / steps.mean_ns
+
+
+def _cluster(scenario: Scenario, name: str) -> Cluster:
+    return scenario.clusters[name] if scenario.clusters else Cluster()
+
+
+def _bytes(size: int | str | None) -> int | None:
+    return None if size is None else parse_bytes(size)
+
+
+def _world(configuration: Configuration) -> World:
+    size = configuration.variant.domain_size
+    if size is not None:
+        size = min(size, configuration.world_size)
+    return World(world_size=configuration.world_size, domain_size=size)
+
+
+def _stragglers(scenario: Scenario, world_size: int, seed: int) -> dict[int, float]:
+    """The slow ranks of one seed and how slow they are."""
+    model = scenario.stragglers
+    if not model.share:
+        return {}
+    generator = np.random.default_rng([seed, world_size, 1])
+    ranks = np.flatnonzero(generator.random(world_size) < model.share)
+    sigma = np.sqrt(np.log1p(model.cv**2))
+    factors = np.maximum(1.0, model.slowdown * generator.lognormal(-0.5 * sigma**2, sigma, len(ranks)))
+    return {int(rank): float(factor) for rank, factor in zip(ranks, factors, strict=True)}
+
+
+def _drawn(grid: Grid, scenario: Scenario, seed: int) -> dict[str, float]:
+    """The assumptions of one seed; what the scenario decides itself is not drawn."""
+    assert grid.case is not None
+    names = [name for name in grid.case.assumptions if name not in ("micro_batches", "domain_size")]
+    names = [name for name in names if name not in scenario.workload.assumptions]
+    uniforms: Sequence[float] = np.random.default_rng([seed, 2]).random(len(names)).tolist()
+    return drawn_assumptions(grid.case, assumed_values(grid.case, scenario), dict(zip(names, uniforms, strict=True)))
