@@ -1,0 +1,376 @@
+"""`nestpipe trace keys` and `nestpipe trace cluster`: what a key stream costs, and which samples belong together."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nestpipe.cli._common import Format, provenance, write_text
+from nestpipe.errors import TraceError
+
+if TYPE_CHECKING:
+    from traces.key_stats import KeyStatistics, StreamStatistics
+    from traces.keys import KeyStream
+
+__all__ = ["cluster", "keys"]
+
+_MATRIX_UP_TO = 16
+_CLUSTER_BATCHES = 64
+
+Files = Annotated[list[str], typer.Argument(metavar="FILE...", help="Key files, one after the other; plain or gzip.")]
+Column = Annotated[list[str] | None, typer.Option(help="Column (or slot) that holds keys; repeatable.")]
+OrderBy = Annotated[str | None, typer.Option(metavar="COLUMN", help="Sort samples by this column; file order without.")]
+Batch = Annotated[int, typer.Option(help="Samples a rank takes per step.")]
+Seed = Annotated[int, typer.Option(help="Seed of whatever is random.")]
+Sequence = Annotated[
+    int | None,
+    typer.Option(metavar="ITEMS", help="Group rows into user histories of this length: first column the user."),
+]
+FormatOption = Annotated[Format, typer.Option("--format", help="How to print the result.")]
+
+
+def keys(
+    files: Files,
+    batch: Batch = 512,
+    world_size: Annotated[int, typer.Option(help="Number of ranks; a global batch is batch x world size.")] = 1,
+    micro_batches: Annotated[int, typer.Option(help="Micro-batches of a rank's batch.")] = 1,
+    column: Column = None,
+    order_by: OrderBy = None,
+    sequence: Sequence = None,
+    resample: Annotated[
+        bool, typer.Option("--resample", help="Where the file is too short, draw samples with replacement.")
+    ] = False,
+    seed: Seed = 0,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Unique ratio, overlap, skew and splits of a key stream, by batch, micro-batch, rank and owner."""
+    from traces.key_stats import stream_statistics
+
+    _check_sizes(batch, world_size, micro_batches)
+    stream, facts, every = _read(files, column, order_by, sequence)
+    notes: list[str] = []
+    result: dict[str, Any] = {"provenance": provenance(seed=seed), **facts}
+    result.update(_stream_json(stream_statistics(stream, batch)))
+    if not result["batches"]:
+        notes.append(f"{stream.num_samples} samples do not fill one batch of {batch}: no ratio of batches")
+    if len(every.features) > 1 or every.features != stream.features:
+        result["per_column"] = {
+            name: _stream_json(stream_statistics(every.select([name]), batch)) for name in every.features
+        }
+    result["world_size"], result["micro_batches"] = world_size, micro_batches
+    if result["batches"]:
+        statistics = _world(stream, batch, world_size, micro_batches, resample, seed, notes)
+        result.update(_world_json(statistics))
+        if statistics.world_size <= _MATRIX_UP_TO and statistics.origin == "measured":
+            from traces.key_stats import split_matrix
+
+            result["splits"]["matrix"] = split_matrix(stream, batch, statistics.world_size).tolist()
+    result["notes"] = notes
+    _print(result, output, _keys_text)
+
+
+def cluster(
+    files: Files,
+    batch: Batch = 512,
+    micro_batches: Annotated[
+        list[int] | None, typer.Option(help="Number of micro-batches; repeatable. 2, 4, 8, 16 and 32 by default.")
+    ] = None,
+    column: Column = None,
+    order_by: OrderBy = None,
+    sequence: Sequence = None,
+    seed: Seed = 0,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE.csv", help="Write sample, batch and micro-batch; one --micro-batches.")
+    ] = None,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Put samples that share keys into the same micro-batch, and say how many rows are then sent twice."""
+    from traces.key_stats import key_statistics
+
+    numbers = sorted(set(micro_batches or [n for n in (2, 4, 8, 16, 32) if n <= batch]))
+    for number in numbers:
+        _check_sizes(batch, 1, number)
+    if out is not None and len(numbers) != 1:
+        raise TraceError(f"--out writes one assignment: give one --micro-batches, got {len(numbers)}")
+    stream, facts, _ = _read(files, column, order_by, sequence)
+    statistics = key_statistics(stream, batch=batch, world_size=1)
+    result = {
+        "provenance": provenance(seed=seed),
+        **facts,
+        "batch": batch,
+        "batches": statistics.num_batches,
+        "unique_rows": statistics.unique_keys_per_rank,
+        "micro_batches": [_cluster_row(stream, batch, number, seed, out) for number in numbers],
+    }
+    _print(result, output, _cluster_text)
+
+
+def _check_sizes(batch: int, world_size: int, micro_batches: int) -> None:
+    for name, value in (("--batch", batch), ("--world-size", world_size), ("--micro-batches", micro_batches)):
+        if value < 1:
+            raise TraceError(f"{name} must be at least 1, got {value}")
+    if micro_batches > batch:
+        raise TraceError(f"--micro-batches must be at most --batch ({batch}), got {micro_batches}")
+
+
+def _read(
+    files: list[str], column: list[str] | None, order_by: str | None, sequence: int | None
+) -> tuple[KeyStream, dict[str, Any], KeyStream]:
+    """The stream, what it was read from, and the stream of every column of the file that may hold keys."""
+    from traces.keys import detect_layout, group_sequences, read_keys
+
+    layout = detect_layout(files[0])
+    every = tuple(dict.fromkeys([*(column or ()), *layout.key_columns])) or None
+    whole = read_keys(files, columns=every, order_by=order_by)
+    wanted = list(column or layout.default_columns or whole.features)
+    if sequence is not None:
+        users = list(column or layout.key_columns)
+        if len(users) != 2:
+            raise TraceError(f"--sequence needs two columns, the user and the item; give --column twice, got {users}")
+        stream = every_stream = group_sequences(whole, users[0], users[1], sequence)
+        wanted = users
+    else:
+        stream, every_stream = whole.select(wanted), whole
+    facts = {
+        "files": [Path(file).name for file in files],
+        "file_format": str(layout.format),
+        "key_columns": wanted,
+        "other_columns": [name for name in layout.columns if name not in wanted],
+        "order": order_by or "file",
+    }
+    return stream, facts, every_stream
+
+
+def _world(
+    stream: KeyStream, batch: int, world_size: int, micro_batches: int, resample: bool, seed: int, notes: list[str]
+) -> KeyStatistics:
+    import numpy as np
+
+    from traces import key_stats
+    from traces.clustering import cluster_stream
+
+    rng = np.random.default_rng(seed)
+    batches = stream.num_samples // batch
+    some = stream.take(_spread(batches, batch)) if batches > _CLUSTER_BATCHES else stream
+    if batches > _CLUSTER_BATCHES:
+        notes.append(f"micro-batches: from {_CLUSTER_BATCHES} of the {batches} batches, evenly spread")
+    duplication = (
+        key_stats.micro_batch_duplication(
+            some, batch=batch, micro_batches=micro_batches, rng=rng, cluster=cluster_stream
+        ),
+    )
+    fits = key_stats.largest_world_size(stream, batch)
+    need = 2 * batch * world_size
+    if stream.num_samples >= need:
+        return key_stats.key_statistics(stream, batch=batch, world_size=world_size, duplication=duplication)
+    short = f"{stream.num_samples} samples are fewer than two global batches of {batch} x {world_size} = {need}"
+    if resample:
+        notes.append(
+            f"{short}: resampled with replacement, seed {seed}; unique keys are low bounds, overlaps high ones"
+        )
+        longer = key_stats.resample(stream, need, rng)
+        return key_stats.key_statistics(
+            longer, batch=batch, world_size=world_size, duplication=duplication, origin="resampled"
+        )
+    if batches >= 4:
+        notes.append(
+            f"{short}: numbers at the owner are extrapolated from {batches} batches of one rank (measured up to "
+            f"world size {fits}; --resample draws samples with replacement instead)"
+        )
+        return key_stats.extrapolated_statistics(stream, batch=batch, world_size=world_size, duplication=duplication)
+    usable = max(fits, 1)
+    notes.append(f"{short}: rank and owner are computed for world size {usable}; --resample draws with replacement")
+    return key_stats.key_statistics(stream, batch=batch, world_size=usable, duplication=duplication)
+
+
+def _spread(batches: int, batch: int) -> Any:
+    import numpy as np
+
+    chosen = np.linspace(0, batches - 1, _CLUSTER_BATCHES).astype(np.int64)
+    return (chosen[:, None] * batch + np.arange(batch)).ravel()
+
+
+def _stream_json(one: StreamStatistics) -> dict[str, Any]:
+    top = dict(zip(("top_0.1%", "top_1%", "top_10%"), one.top_shares, strict=True))
+    return {
+        "samples": one.samples,
+        "lookups": one.lookups,
+        "unique": one.unique,
+        "lookups_per_sample": one.lookups / one.samples,
+        "zipf_ls": None if one.zipf_ls is None else [one.zipf_ls, one.zipf_ls_ranks],
+        "zipf_mle": one.zipf_mle,
+        **top,
+        "batch": one.batch,
+        "batches": one.batches,
+        "unique_ratio": one.unique_ratio,
+        "overlap_unique": one.overlap_unique,
+        "overlap_lookups": one.overlap_lookups,
+    }
+
+
+def _world_json(one: KeyStatistics) -> dict[str, Any]:
+    micro = asdict(one.duplication[0])
+    return {
+        "micro_batch": micro,
+        "rank": {
+            "lookups": one.lookups_per_rank,
+            "unique_keys": one.unique_keys_per_rank,
+            "unique_ratio": one.unique_ratio_per_rank,
+            "shared_keys": one.shared_keys_per_rank,
+            "overlap_unique": one.overlap_per_rank,
+        },
+        "owner": {
+            "world_size": one.world_size,
+            "global_batches": one.num_batches,
+            "received_keys": one.unique_keys_per_rank,
+            "received_keys_max": one.received_keys_per_owner_max,
+            "skew": one.owner_skew,
+            "skew_without_dedup": one.lookup_skew,
+            "unique_rows": one.rows_per_owner,
+            "unique_rows_max": one.rows_per_owner_max,
+            "unique_rows_all": one.rows_per_owner * one.world_size,
+            "unique_ratio": one.unique_ratio_at_owner,
+            "shared_rows": one.shared_rows_per_owner,
+            "shared_rows_max": one.shared_rows_per_owner_max,
+            "overlap_unique": one.overlap_at_owner,
+            "overlap_lookups": one.shared_lookups,
+            "origin": one.origin,
+        },
+        "splits": {
+            "mean_keys": one.unique_keys_per_rank / one.world_size,
+            "max_over_mean": one.split_skew,
+        },
+    }
+
+
+def _cluster_row(stream: KeyStream, batch: int, number: int, seed: int, out: Path | None) -> dict[str, Any]:
+    """Rows sent twice, clustered, in stream order and at random; means over batches. Speed goes to stderr."""
+    import time
+
+    import numpy as np
+
+    from traces.clustering import cluster_stream, duplicate_rows
+
+    begin = time.perf_counter()
+    clustered = cluster_stream(stream, batch, number, seed=seed)
+    speed = len(clustered) / (time.perf_counter() - begin)
+    typer.echo(f"{number} micro-batches: {speed:,.0f} samples/s on this machine", err=True)
+    if out is not None:
+        lines = ["sample,batch,micro_batch\n"]
+        lines += [f"{sample},{sample // batch},{micro}\n" for sample, micro in enumerate(clustered.tolist())]
+        write_text(out, "".join(lines))
+    in_order = np.tile(np.arange(batch, dtype=np.int64) * number // batch, len(clustered) // batch)
+    shuffled = np.random.default_rng(seed).permuted(in_order.reshape(-1, batch), axis=1).ravel()
+
+    def duplicates(micro_batch: Any) -> float:
+        return float(duplicate_rows(stream, batch, micro_batch, number).mean())
+
+    return {
+        "num_micro_batches": number,
+        "duplicate_rows_clustered": duplicates(clustered),
+        "duplicate_rows_in_order": duplicates(in_order),
+        "duplicate_rows_random": duplicates(shuffled),
+    }
+
+
+def _print(result: dict[str, Any], output: Format, text: Callable[[dict[str, Any]], str]) -> None:
+    if output is Format.JSON:
+        typer.echo(json.dumps(result, indent=2))
+    elif output is Format.CSV:
+        buffer = io.StringIO()
+        writer = csv.writer(buffer, lineterminator="\n")
+        writer.writerow(["name", "value"])
+        writer.writerows(_flat("", result))
+        typer.echo(buffer.getvalue(), nl=False)
+    else:
+        typer.echo(text(result))
+
+
+def _flat(prefix: str, value: Any) -> list[tuple[str, Any]]:
+    """Nested results as (path, value) rows."""
+    if isinstance(value, dict):
+        return [row for name, one in value.items() for row in _flat(f"{prefix}.{name}" if prefix else str(name), one)]
+    if isinstance(value, list) and any(isinstance(one, dict | list) for one in value):
+        return [row for index, one in enumerate(value) for row in _flat(f"{prefix}.{index}", one)]
+    return [(prefix, " ".join(str(one) for one in value) if isinstance(value, list) else value)]
+
+
+def _number(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.4g}" if isinstance(value, float) and abs(value) < 1000 else f"{value:,.0f}"
+
+
+def _keys_text(result: dict[str, Any]) -> str:
+    lines = [*_head(result), ""]
+    zipf = result["zipf_ls"]
+    lines += [
+        f"samples {_number(result['samples'])}, lookups {_number(result['lookups'])}, "
+        f"unique keys {_number(result['unique'])}",
+        f"skew: Zipf s {_number(result['zipf_mle'])} (maximum likelihood), "
+        f"{_number(zipf[0] if zipf else None)} (least squares on the top {zipf[1] if zipf else 0} ranks); "
+        f"top 1 % of the keys take {100 * result['top_1%']:.1f} % of the lookups",
+        f"batches of {result['batch']}: {result['batches']}, unique ratio {_number(result['unique_ratio'])}, overlap "
+        f"with the batch before {_number(result['overlap_unique'])} of the unique keys, "
+        f"{_number(result['overlap_lookups'])} of the lookups",
+    ]
+    for name, one in result.get("per_column", {}).items():
+        ratios = [one["unique_ratio"], one["overlap_unique"], one["overlap_lookups"]]
+        lines.append(
+            f"  column {name}: unique {_number(one['unique'])}; " + ", ".join(_number(value) for value in ratios)
+        )
+    if "rank" in result:
+        lines += ["", *_world_text(result)]
+    lines += [f"note: {note}" for note in result["notes"]]
+    return "\n".join(lines)
+
+
+def _world_text(result: dict[str, Any]) -> list[str]:
+    rank, owner, micro = result["rank"], result["owner"], result["micro_batch"]
+    return [
+        f"per rank, {result['batch']} samples (measured): {_number(rank['lookups'])} lookups, "
+        f"{_number(rank['unique_keys'])} keys after dedup, {_number(rank['shared_keys'])} of them in its batch before",
+        f"{micro['num_micro_batches']} micro-batches send {_number(micro['in_order'])} times the batch's rows in order, "
+        f"{_number(micro['random'])} at random, {_number(micro['clustered'])} clustered (measured)",
+        f"at the owner, {owner['world_size']} ranks ({owner['origin']}): {_number(owner['received_keys'])} keys received "
+        f"on average, {_number(owner['received_keys_max'])} at the busiest (skew {_number(owner['skew'])}; "
+        f"{_number(owner['skew_without_dedup'])} without dedup)",
+        f"  {_number(owner['unique_rows'])} rows read after the second dedup, "
+        f"{_number(owner['unique_rows_max'])} at most; {_number(owner['shared_rows'])} of them shared with the global batch before",
+        f"  splits: mean {_number(result['splits']['mean_keys'])} keys from a rank to an owner, "
+        f"largest {_number(result['splits']['max_over_mean'])} times that",
+    ]
+
+
+def _head(result: dict[str, Any]) -> list[str]:
+    facts = result["provenance"]
+    columns = result["key_columns"]
+    shown = ", ".join(columns[:8]) + (f", ... ({len(columns)} in all)" if len(columns) > 8 else "")
+    return [
+        f"nestpipe {facts['nestpipe']}: {facts['command']} (seed {facts['seed']})",
+        f"{', '.join(result['files'])}: {result['file_format']}, keys from {shown}, {result['order']} order",
+    ]
+
+
+def _cluster_text(result: dict[str, Any]) -> str:
+    unique = result["unique_rows"]
+    lines = [
+        *_head(result),
+        "",
+        f"{result['batches']} batches of {result['batch']} samples, {_number(unique)} unique rows each (measured)",
+        "rows sent twice, mean over batches; in brackets all rows sent over unique rows",
+        "",
+        f"{'micro-batches':>13}  {'clustered':>18}  {'in order':>18}  {'random':>18}",
+    ]
+    for row in result["micro_batches"]:
+        cells = [row[f"duplicate_rows_{order}"] for order in ("clustered", "in_order", "random")]
+        texts = [f"{value:,.1f} ({1 + value / unique:.3f})" for value in cells]
+        lines.append(f"{row['num_micro_batches']:>13}  " + "  ".join(f"{text:>18}" for text in texts))
+    return "\n".join(lines)
