@@ -91,7 +91,7 @@ def _write(trainer: Trainer, directory: Path) -> dict[str, str]:
     file = f"random-{rank}.pt"
     digests[file] = _write_file(directory / file, lambda out: torch.save(random, out))
     if rank == 0:
-        dense = {"model": worker.model.state_dict(), "optimizer": worker.dense.state_dict()}
+        dense = {"model": worker.model.state_dict(), "moments": worker.dense.moments}
         digests["dense.pt"] = _write_file(directory / "dense.pt", lambda out: torch.save(dense, out))
     return digests
 
@@ -171,7 +171,7 @@ def restore(trainer: Trainer, checkpoint: Path) -> None:
                 )
     dense = torch.load(_verified(manifest, checkpoint / "dense.pt"), map_location=worker.device, weights_only=True)
     worker.model.load_state_dict(dense["model"])
-    worker.dense.load_state_dict(dense["optimizer"])
+    worker.dense.moments.copy_(dense["moments"])
     if manifest["world_size"] == trainer.world.world_size:
         random = torch.load(_verified(manifest, checkpoint / f"random-{worker.rank}.pt"), weights_only=True)
         torch.set_rng_state(random["torch"])

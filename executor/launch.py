@@ -1,7 +1,7 @@
 """Local ranks for tests, benchmarks and the equality grid: a pool that stays up and runs one job after another.
 
-Starting a process that imports torch takes seconds; a pool pays that once. Ranks die with their parent, and a job that
-fails or hangs on one rank ends the pool.
+Importing torch takes seconds; ranks are forked from one server process that has done so, and a pool keeps them for many
+jobs. Ranks die with their parent, and a job that fails or hangs on one rank ends the pool.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from executor.world import World, join_world
 from nestpipe.errors import ExecutorError
 
-__all__ = ["RankPool", "die_with_parent", "free_port"]
+__all__ = ["RankPool", "die_with_parent", "free_port", "rank_context"]
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -33,6 +34,13 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def rank_context() -> ForkServerContext:
+    """How to start processes that have torch imported already."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["executor.cli", "executor.equality"])
+    return context
 
 
 def die_with_parent() -> None:
@@ -49,7 +57,7 @@ class RankPool:
     """
 
     def __init__(self, world_size: int, *, timeout_s: float = 300.0) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = rank_context()
         port = free_port()
         self.world_size, self.timeout_s = world_size, timeout_s
         self._pipes: list[Connection] = []

@@ -187,12 +187,7 @@ def update(worker: Worker, op: Op) -> Cost:
         _update_rows(worker, op, owned)
     num_terms = worker.terms[batch]
     if Data.DENSE in writes and num_terms:
-        flat = dense.flat / (num_terms * worker.loss_scale)
-        at = 0
-        for parameter in worker.model.parameters():
-            parameter.grad = flat[at : at + parameter.numel()].view_as(parameter)
-            at += parameter.numel()
-        worker.dense.step()
+        worker.dense.step(dense.flat[:-1] / (num_terms * worker.loss_scale), batch + 1)
     return Cost(keys=num_keys, unique_keys=num_keys)
 
 

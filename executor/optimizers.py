@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from nestpipe.errors import ExecutorError
 
-__all__ = ["OptimizerKind", "SparseOptimizer", "dense_optimizer", "sparse_optimizer"]
+__all__ = ["DenseOptimizer", "OptimizerKind", "SparseOptimizer", "sparse_optimizer"]
 
 
 class OptimizerKind(StrEnum):
@@ -79,11 +79,30 @@ def sparse_optimizer(
     return SparseOptimizer(kind=kind, apply=apply)
 
 
-def dense_optimizer(kind: OptimizerKind, parameters: Iterable[nn.Parameter], *, lr: float) -> torch.optim.Optimizer:
-    """The dense counterpart of a sparse optimiser: SGD, Adagrad or Adam of torch."""
-    parameters = list(parameters)
-    if kind == OptimizerKind.SGD:
-        return torch.optim.SGD(parameters, lr=lr, foreach=False)
-    if kind == OptimizerKind.ROWWISE_ADAGRAD:
-        return torch.optim.Adagrad(parameters, lr=lr, foreach=False)
-    return torch.optim.Adam(parameters, lr=lr, foreach=False)
+class DenseOptimizer:
+    """The dense counterpart of a sparse optimiser: SGD, Adagrad or Adam on all parameters as one flat vector.
+
+    The parameters become views of `values`, so one operation updates them all. (torch.optim would import the compiler
+    at its first step, which takes seconds.)
+
+    Args:
+        kind: SGD, Adagrad (element-wise, m += g²) or Adam.
+        parameters: of the model, on their device.
+        lr: learning rate.
+    """
+
+    def __init__(self, kind: OptimizerKind, parameters: Iterable[nn.Parameter], *, lr: float) -> None:
+        parameters = list(parameters)
+        flat = [parameter.detach().reshape(-1) for parameter in parameters]
+        self.values = torch.cat(flat) if flat else torch.empty(0)
+        at = 0
+        for parameter in parameters:
+            parameter.data = self.values[at : at + parameter.numel()].view_as(parameter)
+            at += parameter.numel()
+        # one value per row makes the row-wise Adagrad the element-wise one
+        self._optimizer = sparse_optimizer(kind, lr=lr)
+        self.moments = self.values.new_zeros(at, self._optimizer.width(1))
+
+    def step(self, grads: Tensor, step: int) -> None:
+        """Apply a flat gradient; `step` counts batches from 1."""
+        self._optimizer.apply(self.values.view(-1, 1), self.moments, grads.view(-1, 1), step)

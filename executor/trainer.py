@@ -17,7 +17,7 @@ from executor.lanes import OpTable, Runtime, Span
 from executor.models import Model
 from executor.numerics import NanPolicy, Numerics
 from executor.ops import op_table
-from executor.optimizers import OptimizerKind, dense_optimizer, sparse_optimizer
+from executor.optimizers import DenseOptimizer, OptimizerKind, sparse_optimizer
 from executor.tables import HostStore, make_layout
 from executor.worker import Precision, Worker, communicator_streams
 from executor.world import World
@@ -104,7 +104,7 @@ class Trainer:
             store=HostStore(layout, shard, widths, seed=settings.seed, directory=storage),
             model=model,
             sparse=sparse,
-            dense=dense_optimizer(settings.optimizer, model.parameters(), lr=settings.dense_lr),
+            dense=DenseOptimizer(settings.optimizer, model.parameters(), lr=settings.dense_lr),
             source=source,
             numerics=Numerics(policy=settings.nan, rank=world.rank),
             micro_batches=loop.micro_batches,

@@ -13,7 +13,7 @@ from executor.buffers import Buffers
 from executor.data import Cluster, Source
 from executor.models import Model
 from executor.numerics import Numerics
-from executor.optimizers import SparseOptimizer
+from executor.optimizers import DenseOptimizer, SparseOptimizer
 from executor.tables import HostStore, Layout
 from executor.world import Communicator
 from nestpipe.errors import ScheduleError
@@ -48,7 +48,7 @@ class Worker:
     store: HostStore
     model: Model
     sparse: SparseOptimizer
-    dense: torch.optim.Optimizer
+    dense: DenseOptimizer
     source: Source
     numerics: Numerics
     micro_batches: int
