@@ -334,18 +334,19 @@ def _keys_text(result: dict[str, Any]) -> str:
 
 def _world_text(result: dict[str, Any]) -> list[str]:
     rank, owner, micro = result["rank"], result["owner"], result["micro_batch"]
+    at, n = f"{owner['world_size']} ranks ({owner['origin']})", _number
     return [
-        f"per rank, {result['batch']} samples (measured): {_number(rank['lookups'])} lookups, "
-        f"{_number(rank['unique_keys'])} keys after dedup, {_number(rank['shared_keys'])} of them in its batch before",
-        f"{micro['num_micro_batches']} micro-batches send {_number(micro['in_order'])} times the batch's rows in order, "
-        f"{_number(micro['random'])} at random, {_number(micro['clustered'])} clustered (measured)",
-        f"at the owner, {owner['world_size']} ranks ({owner['origin']}): {_number(owner['received_keys'])} keys received "
-        f"on average, {_number(owner['received_keys_max'])} at the busiest (skew {_number(owner['skew'])}; "
-        f"{_number(owner['skew_without_dedup'])} without dedup)",
-        f"  {_number(owner['unique_rows'])} rows read after the second dedup, "
-        f"{_number(owner['unique_rows_max'])} at most; {_number(owner['shared_rows'])} of them shared with the global batch before",
-        f"  splits: mean {_number(result['splits']['mean_keys'])} keys from a rank to an owner, "
-        f"largest {_number(result['splits']['max_over_mean'])} times that",
+        f"per rank, {result['batch']} samples (measured): {n(rank['lookups'])} lookups, "
+        f"{n(rank['unique_keys'])} keys after dedup, {n(rank['shared_keys'])} of them in its batch before",
+        f"{micro['num_micro_batches']} micro-batches send {n(micro['in_order'])} times the batch's rows in order, "
+        f"{n(micro['random'])} at random, {n(micro['clustered'])} clustered (measured)",
+        f"at the owner, {at}: {n(owner['received_keys'])} keys received on average, "
+        f"{n(owner['received_keys_max'])} at the busiest (skew {n(owner['skew'])}; "
+        f"{n(owner['skew_without_dedup'])} without dedup)",
+        f"  {n(owner['unique_rows'])} rows read after the second dedup, {n(owner['unique_rows_max'])} at most; "
+        f"{n(owner['shared_rows'])} of them shared with the global batch before",
+        f"  splits: mean {n(result['splits']['mean_keys'])} keys from a rank to an owner, "
+        f"largest {n(result['splits']['max_over_mean'])} times that",
     ]
 
 
