@@ -1,0 +1,143 @@
+"""`nestpipe trace replay`: a recorded trace run again, as it was, changed, or under another schedule."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nestpipe.cli._common import Format, digest, provenance
+from nestpipe.errors import TraceError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["replay"]
+
+Scale = Annotated[float, typer.Option(min=0)]
+
+
+def replay(
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="A trace table, or traces to import.")],
+    schedule: Annotated[
+        str | None, typer.Option(metavar="NAME|FILE", help="Run this schedule with the trace's op costs.")
+    ] = None,
+    mode: Annotated[str, typer.Option(help="With --schedule: mean, step, distribution or fitted.")] = "mean",
+    batch_scale: Annotated[float, typer.Option(help="With --schedule: batch per rank over the recorded one.")] = 1.0,
+    world_size: Annotated[int | None, typer.Option(help="With --schedule: number of ranks.")] = None,
+    domain_size: Annotated[int | None, typer.Option(help="With --schedule: ranks per domain.")] = None,
+    micro_batches: Annotated[int | None, typer.Option(min=1, help="With --schedule: micro-batches.")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="With --schedule: batches to run.")] = 20,
+    seed: Annotated[int, typer.Option(help="Seed of mode distribution.")] = 0,
+    compute_scale: Annotated[float, typer.Option(min=0, help="Factor on device ops, replaying as recorded.")] = 1.0,
+    host_scale: Annotated[float, typer.Option(min=0, help="Factor on host time, replaying as recorded.")] = 1.0,
+    transfer_scale: Annotated[float, typer.Option(min=0, help="Factor on transfers, replaying as recorded.")] = 1.0,
+    output: Annotated[Format, typer.Option("--format")] = Format.TEXT,
+) -> None:
+    """Runs a recorded trace again: op by op as it was (or with scaled parts), or its op costs under a schedule."""
+    frame = _frame(paths)
+    if schedule is None:
+        _as_recorded(frame, paths, output, compute=compute_scale, host=host_scale, transfer=transfer_scale)
+    else:
+        options = {"mode": mode, "batch_scale": batch_scale, "world_size": world_size, "seed": seed}
+        _under_schedule(frame, schedule, output, options, domain_size, micro_batches, steps)
+
+
+def _frame(paths: list[Path]) -> pd.DataFrame:
+    from traces.importing import import_traces
+    from traces.table import read_table
+
+    if len(paths) == 1 and paths[0].suffix in (".parquet", ".csv"):
+        return read_table(paths[0]).frame
+    return import_traces(paths).table.frame
+
+
+def _as_recorded(frame: pd.DataFrame, paths: list[Path], output: Format, **scales: float) -> None:
+    from reports.tables import Column, csv, text
+    from sim.replay import Scales, replay
+
+    result = replay(frame, Scales(**scales))
+    steps = result.steps.assign(
+        recorded_ms=result.steps["recorded_ns"] / 1e6, replayed_ms=result.steps["replayed_ns"] / 1e6
+    )
+    if output is Format.CSV:
+        typer.echo(csv(result.steps), nl=False)
+        return
+    facts = provenance(traces=[path.name for path in paths], **scales)
+    if output is Format.JSON:
+        worst = float(result.steps["relative_error"].abs().max())
+        document = {"provenance": facts, "steps": result.steps.to_dict("records"), "worst_relative_error": worst}
+        typer.echo(json.dumps(document, indent=1))
+        return
+    for key, value in facts.items():
+        typer.echo(f"# {key}: {value}")
+    columns = [
+        Column(name="rank"),
+        Column(name="step"),
+        Column(name="recorded_ms", header="recorded (ms)", digits=3),
+        Column(name="replayed_ms", header="replayed (ms)", digits=3),
+        Column(name="relative_error", header="change (%)", digits=2, scale=100, sign=True),
+    ]
+    typer.echo(text(steps, columns))
+
+
+def _under_schedule(
+    frame: pd.DataFrame,
+    schedule: str,
+    output: Format,
+    options: dict[str, Any],
+    domain_size: int | None,
+    micro_batches: int | None,
+    steps: int,
+) -> None:
+    from nestpipe.errors import unknown_name
+    from nestpipe.ir import unroll, with_micro_batches
+    from nestpipe.metrics import measure
+    from nestpipe.schedules import load
+    from nestpipe.text import show
+    from reports.tables import parts
+    from sim.bound import max_cycle_ratio
+    from sim.engine import simulate
+    from sim.folding import World
+    from sim.run import require_runnable
+    from sim.trace_costs import Mode, costs_from_trace
+
+    if options["mode"] not in list(Mode):
+        raise TraceError(unknown_name("mode", options["mode"], list(Mode)))
+    loop = load(schedule)
+    if micro_batches is not None:
+        loop = with_micro_batches(loop, micro_batches)
+    require_runnable(loop)
+    world_size = options["world_size"] or max(1, int(frame["rank"].nunique()))
+    costs = costs_from_trace(frame, loop, **{**options, "mode": Mode(options["mode"]), "world_size": world_size})
+    timeline = simulate(unroll(loop, steps), costs, World(world_size=world_size, domain_size=domain_size))
+    metrics = measure(timeline)
+    bound = max_cycle_ratio(loop, costs.op_ns)
+    total = sum(step.ns for step in bound.cycle) or 1
+    rests: dict[str, float] = {}
+    for step in bound.cycle:
+        name = costs.origin.get(step.kind, "assumed")
+        rests[name] = rests.get(name, 0.0) + step.ns / total
+    facts = provenance(schedule=loop.name, schedule_digest=digest(show(loop)), steps=steps, **options)
+    result = {
+        "provenance": facts,
+        "step_latency_ms": metrics.step_latency_ms,
+        "parts_ms": metrics.parts_ms,
+        "utilization": metrics.utilization,
+        "exposed_communication_ratio": metrics.exposed_communication_ratio,
+        "limit": bound.text(),
+        "critical_cycle_rests_on": dict(sorted(rests.items())),
+        "batch_us": {kind.value: float(each.mean()) / 1e3 for kind, each in costs.batch_ns.items()},
+        "assumptions": list(costs.assumptions),
+    }
+    if output is not Format.TEXT:
+        typer.echo(json.dumps(result, indent=1))
+        return
+    for key, value in facts.items():
+        typer.echo(f"# {key}: {value}")
+    typer.echo(parts({loop.name: metrics.parts_ms}, title="Where the step goes"))
+    typer.echo(f"\nWhat limits this step: {bound.text()}")
+    typer.echo("It rests on numbers that are " + ", ".join(f"{share:.0%} {name}" for name, share in rests.items()))
+    typer.echo("\n".join(["", "Assumed:", *(f"  {each}" for each in costs.assumptions)]))
