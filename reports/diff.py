@@ -19,9 +19,9 @@ from nestpipe.ir import OpKind
 from nestpipe.metrics import PARTS, StepMetrics, Window, measure, steady_window
 from nestpipe.timeline import Timeline
 from nestpipe.units import ns_to_ms
-from reports.tables import Column, text
+from reports.tables import Column, csv, text
 
-__all__ = ["Diff", "Side", "as_json", "as_text", "compare", "summary"]
+__all__ = ["Diff", "Side", "as_csv", "as_json", "as_text", "compare", "summary"]
 
 _KEY: Final = ["kind", "batch", "micro_batch"]
 #: A change smaller than this share of the step is not worth a line.
@@ -245,6 +245,21 @@ def _metrics(diff: Diff) -> pd.DataFrame:
 def _percent(frame: pd.DataFrame) -> pd.DataFrame:
     base = frame["a_ms"].astype(float)
     return frame.assign(percent=(100 * frame["change_ms"].astype(float) / base).where(base > 0))
+
+
+def as_csv(diff: Diff) -> str:
+    """Metrics, parts, kinds and ops in one long table: section, name, batch, micro_batch, a_ms, b_ms, change_ms."""
+    sections = [
+        ("metric", _metrics(diff).rename(columns={"metric": "name"})),
+        ("part", diff.parts.rename(columns={"part": "name"})),
+        ("kind", diff.kinds.rename(columns={"kind": "name"})),
+        ("op", diff.ops.rename(columns={"kind": "name"})),
+    ]
+    names = ["section", "name", "batch", "micro_batch", "a_ms", "b_ms", "change_ms"]
+    rows = [
+        row for section, frame in sections for row in frame.assign(section=section).reindex(columns=names).to_numpy()
+    ]
+    return csv(pd.DataFrame(rows, columns=names))
 
 
 def as_json(diff: Diff) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from nestpipe.errors import TraceError, unknown_name
-from reports.style import INK, MUTED
+from reports.style import GRID, INK, MUTED, PAPER
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,6 +26,9 @@ FORMATS: Final[dict[str, dict[str, Any]]] = {
 }
 _STYLE: Final[dict[str, Any]] = {
     "font.size": 9.0,
+    "figure.facecolor": PAPER,
+    "axes.facecolor": PAPER,
+    "savefig.facecolor": PAPER,
     "axes.titlesize": 10.0,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
@@ -38,7 +41,7 @@ _STYLE: Final[dict[str, Any]] = {
     "axes.spines.right": False,
     "axes.axisbelow": True,
     "axes.grid": True,
-    "grid.color": "#d8d8d8",
+    "grid.color": GRID,
     "grid.linewidth": 0.6,
     "xtick.color": INK,
     "ytick.color": INK,

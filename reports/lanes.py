@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from nestpipe.errors import TraceError
@@ -14,7 +15,7 @@ from nestpipe.ir import OpKind
 from nestpipe.metrics import steady_window
 from nestpipe.timeline import Timeline
 
-__all__ = ["Lanes", "choose_ranks", "lanes", "stream_order"]
+__all__ = ["Lanes", "choose_ranks", "lanes", "step_ends", "stream_order"]
 
 #: The streams of the catalogue from the outside of the pipeline to its middle, the order in which a batch meets them.
 _PIPELINE: Final = ("data", "h2d", "route", "replica_keys", "host", "d2d", "replicas", "comm", "dense", "compute")
@@ -72,7 +73,8 @@ def lanes(timeline: Timeline, *, rank: int | None = None, steps: int = 2) -> Lan
     window = steady_window(timeline)
     frame = timeline.frame([rank])
     last = min(window.first + steps, window.last)
-    ends = _step_ends(frame)
+    numbers, of_ranks = step_ends(timeline)
+    ends = {int(step): int(end) for step, end in zip(numbers, of_ranks[shown.index(rank)], strict=True)}
     start_ns, end_ns = ends[window.first], ends[last]
     inside = (frame["end_ns"] > start_ns) & (frame["start_ns"] < end_ns) & (frame["end_ns"] > frame["start_ns"])
     spans = frame[inside].copy()
@@ -91,13 +93,21 @@ def lanes(timeline: Timeline, *, rank: int | None = None, steps: int = 2) -> Lan
     )
 
 
-def _step_ends(frame: pd.DataFrame) -> dict[int, int]:
-    """When each step ended: its update or, without one, its last op; as `nestpipe.metrics` has it."""
-    update = frame[frame["kind"] == OpKind.UPDATE.value]
-    if len(update):
-        return {int(str(k)): int(v) for k, v in update.groupby("batch")["end_ns"].max().items()}
-    ends = frame.groupby("step")["end_ns"].max().cummax()
-    return {int(str(k)): int(v) for k, v in ends.items()}
+def step_ends(timeline: Timeline) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """When each step ended: of its update or, without one, of its iteration's last op, as `nestpipe.metrics` has it.
+
+    Returns:
+        int64 (steps,), and int64 (ranks, steps) in nanoseconds.
+    """
+    update = timeline.ops["kind"].to_numpy() == OpKind.UPDATE.value
+    if update.any():
+        steps = timeline.ops["batch"].to_numpy()[update]
+        order = np.argsort(steps, kind="stable")
+        return steps[order], timeline.end_ns[:, update][:, order]
+    of_op = timeline.ops["step"].to_numpy()
+    steps = np.unique(of_op)
+    ends = np.stack([timeline.end_ns[:, of_op == step].max(axis=1) for step in steps], axis=1)
+    return steps, np.maximum.accumulate(ends, axis=1)
 
 
 def choose_ranks(waiting_ns: pd.Series[float], limit: int) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from nestpipe.timeline import Timeline
 from nestpipe.units import ns_to_ms
 from reports.figures import sheet, styled
 from reports.lanes import Lanes, lanes
-from reports.style import INK, KINDS, MUTED, kind_mark, text_colour
+from reports.style import INK, KINDS, MUTED, PAPER, kind_mark, text_colour
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -69,8 +69,8 @@ def _panel(axes: Axes, view: Lanes, width_ns: int) -> None:
         for stream, rows in spans.groupby("stream", observed=True, sort=False):
             y = place[str(stream)] - 0.41
             ready = rows["start_ns"] + rows["wait_ns"]
-            _boxes(axes, view, rows["start_ns"], ready, y, {"facecolor": "white", "edgecolor": MUTED, "hatch": "...."})
-            _boxes(axes, view, ready, rows["end_ns"], y, {"facecolor": mark.colour, "edgecolor": "white"})
+            _boxes(axes, view, rows["start_ns"], ready, y, {"facecolor": PAPER, "edgecolor": MUTED, "hatch": "...."})
+            _boxes(axes, view, ready, rows["end_ns"], y, {"facecolor": mark.colour, "edgecolor": PAPER})
         for row in spans.itertuples(index=False):
             _name(axes, view, row, place[str(row.stream)], points_per_ns)
     for batch, end_ns in view.step_ends_ns.items():
@@ -126,7 +126,5 @@ def _legend(figure: Figure, views: Mapping[str, Lanes]) -> None:
     seen = {str(kind) for view in views.values() for kind in view.spans["kind"].unique()}
     handles = [Patch(facecolor=mark.colour, label=kind.value) for kind, mark in KINDS.items() if kind.value in seen]
     if any(bool((view.spans["wait_ns"] > 0).any()) for view in views.values()):
-        handles.append(
-            Patch(facecolor="white", edgecolor=MUTED, hatch="....", linewidth=0.4, label="waiting for a peer")
-        )
+        handles.append(Patch(facecolor=PAPER, edgecolor=MUTED, hatch="....", linewidth=0.4, label="waiting for a peer"))
     figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 7), handlelength=1.2)

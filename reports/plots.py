@@ -17,7 +17,7 @@ from nestpipe.errors import TraceError, unknown_name
 from nestpipe.metrics import PARTS
 from reports.figures import note, save, sheet, styled
 from reports.plot_timeline import timelines
-from reports.style import INK, MUTED, PARTS_MARKS, STATUSES, Mark, method_marks, text_colour
+from reports.style import INK, MUTED, PAPER, PARTS_MARKS, STATUSES, Mark, method_marks, text_colour
 from reports.tables import METRICS, need_columns
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def _line(axes: Axes, rows: pd.DataFrame, mark: Mark, scale: float) -> None:
             at,
             value,
             marker=mark.marker,
-            markerfacecolor="white" if hollow else mark.colour,
+            markerfacecolor=PAPER if hollow else mark.colour,
             markeredgecolor=mark.colour,
             markersize=6.5 if mark.marker == "*" else 5,
             zorder=4,
@@ -199,7 +199,7 @@ def _status_legend(axes: Axes, rows: pd.DataFrame) -> None:
 
     present = [status for status in STATUSES if status in set(rows["status"])]
     handles = [
-        sample(status, _DASHES[STATUSES[status]], "o", "white" if status in ("fitted", "extrapolated") else MUTED)
+        sample(status, _DASHES[STATUSES[status]], "o", PAPER if status in ("fitted", "extrapolated") else MUTED)
         for status in present
     ]
     if rows["published"].notna().any():
@@ -229,9 +229,9 @@ def speedups(frame: pd.DataFrame, *, world_size: int | None = None, title: str =
         values = rows["value"].to_numpy(dtype=float)
         bars = axes.barh(range(len(rows)), values, color=[m.colour for m in marks.values()], height=0.62, zorder=2)
         for bar, hatched in zip(bars, unsure, strict=True):
-            bar.set(hatch="///" if hatched else "", edgecolor="white", linewidth=0)
+            bar.set(hatch="///" if hatched else "", edgecolor=PAPER, linewidth=0)
         known = rows["published"].to_numpy(dtype=float)
-        axes.scatter(known, range(len(rows)), marker="D", s=26, color="white", edgecolor=INK, linewidth=1.2, zorder=4)
+        axes.scatter(known, range(len(rows)), marker="D", s=26, color=PAPER, edgecolor=INK, linewidth=1.2, zorder=4)
         right = float(np.nanmax([*values, *known]))
         for place, (value, reference, status) in enumerate(zip(values, known, rows["status"], strict=True)):
             words = f"{value:.2f}x  {status}" + ("" if np.isnan(reference) else f", published {reference:.2f}x")
@@ -269,7 +269,7 @@ def breakdown(parts_ms: Mapping[str, Mapping[str, float]], *, title: str = "Wher
         for part in present:
             mark = PARTS_MARKS[part]
             widths = np.array([each.get(part, 0.0) for each in parts_ms.values()])
-            edge = MUTED if part == "bubble" else "white"
+            edge = MUTED if part == "bubble" else PAPER
             axes.barh(
                 places, widths, left=left, height=0.64, color=mark.colour, hatch=mark.hatch, edgecolor=edge, label=part
             )

@@ -21,7 +21,7 @@ from nestpipe.timeline import Timeline
 from reports.records import FORMAT, Record, decode, encode
 from reports.timeline_file import read_timeline, write_timeline
 
-__all__ = ["RUN_FILE", "TIMELINE_FILE", "Run", "read_run", "write_run"]
+__all__ = ["RUN_FILE", "TIMELINE_FILE", "Run", "read_run", "read_side", "write_run"]
 
 RUN_FILE: Final = "run.json"
 TIMELINE_FILE: Final = "timeline.parquet"
@@ -117,3 +117,16 @@ def read_run(directory: str | os.PathLike[str]) -> Run:
     record = decode(data, str(path))
     timeline = read_timeline(directory / TIMELINE_FILE)
     return Run(name=record.name or directory.resolve().name, path=directory, record=record, timeline=timeline)
+
+
+def read_side(path: str | os.PathLike[str]) -> tuple[str, Timeline]:
+    """The name and Timeline of a run's directory, or of a Parquet file that holds a Timeline or a trace table.
+
+    Raises:
+        TraceError: if it is none of these or cannot be read.
+    """
+    path = Path(path)
+    if path.is_dir():
+        run = read_run(path)
+        return run.name, run.timeline
+    return path.stem, read_timeline(path)

@@ -16,10 +16,28 @@ from typing import Final
 from nestpipe.ir import OpKind
 from nestpipe.metrics import PARTS
 
-__all__ = ["INK", "KINDS", "MUTED", "PARTS_MARKS", "STATUSES", "Mark", "kind_mark", "method_marks", "text_colour"]
+__all__ = [
+    "GRID",
+    "INK",
+    "KINDS",
+    "MUTED",
+    "PAPER",
+    "PARTS_MARKS",
+    "STATUSES",
+    "Mark",
+    "kind_mark",
+    "method_marks",
+    "text_colour",
+]
 
+#: Colours of what is not data. The report page swaps them for those of its light or dark theme, so they are used for
+#: nothing else; text on a coloured fill, which does not change with the theme, has colours of its own.
 INK: Final = "#1a1a1a"
 MUTED: Final = "#6e6e6e"
+GRID: Final = "#d8d8d8"
+PAPER: Final = "#fefefe"
+_ON_LIGHT: Final = "#111111"
+_ON_DARK: Final = "#ffffff"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,9 +142,9 @@ def text_colour(fill: str) -> str:
     Source: WCAG 2.1, relative luminance; the two contrasts are equal at a luminance of 0.179.
 
     >>> text_colour("#0072b2"), text_colour("#f0e442")
-    ('#ffffff', '#1a1a1a')
+    ('#ffffff', '#111111')
     """
     channels = [int(fill[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-    return INK if luminance > 0.179 else "#ffffff"
+    return _ON_LIGHT if luminance > 0.179 else _ON_DARK

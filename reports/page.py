@@ -1,0 +1,297 @@
+"""The report page: one self-contained HTML file about one or several runs, for a browser, for print, for a spreadsheet.
+
+Everything is inside the file: styles, script, figures as SVG and the spans of the interactive timeline. It fetches
+nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Final
+
+from nestpipe.errors import TraceError
+from nestpipe.ir import OpKind
+from nestpipe.metrics import PARTS, Window, steady_window
+from nestpipe.units import ns_to_ms
+from reports import page_tables as tables
+from reports.diff import compare, summary
+from reports.page_timeline import choose, kinds_payload, timeline_payload
+from reports.plots import breakdown, curve, qps, scaling_efficiency
+from reports.records import ResultRow, rows_frame
+from reports.runs import Run
+from reports.style import KINDS, PARTS_MARKS, text_colour
+from reports.svg import inline_svg
+from reports.tables import METRICS, cell
+
+__all__ = ["page"]
+
+#: Below this share of a strip a bar is too narrow for a name.
+_NARROW: Final = 0.08
+#: The most spans that one page ships, shared out among its runs; 3 MB at most.
+_NUM_SPANS: Final = 100_000
+_CARD_FACTS: Final = ("qps", "scaling_efficiency", "speedup", "utilization", "lookup_ms", "communication_ms")
+
+
+def page(
+    runs: Sequence[Run],
+    *,
+    title: str = "",
+    ranks: Sequence[int] | None = None,
+    made: str = "",
+    base: Path | None = None,
+) -> str:
+    """The page as HTML text.
+
+    Args:
+        runs: what to report on; the first is the one that others are compared with.
+        title: the heading; by default made from the runs' names.
+        ranks: which ranks the timelines show; by default chosen and named.
+        made: a line at the end that says how the page was made.
+        base: the folder the page will lie in, for links to exported traces.
+
+    Raises:
+        TraceError: if there is no run, a run has no steady state or does not hold a rank that was asked for.
+    """
+    from jinja2 import Environment, StrictUndefined
+
+    if not runs:
+        raise TraceError("a report needs at least one run; give directories written by nestpipe simulate --out DIR")
+    runs = _distinct_names(runs)
+    windows = [_window(run) for run in runs]
+    payloads = [
+        _timeline(run, window, ranks, _NUM_SPANS // len(runs)) for run, window in zip(runs, windows, strict=True)
+    ]
+    curves = _curves(runs)
+    context = {
+        "title": title or _title(runs),
+        "cards": [_card(run) for run in runs],
+        "metrics": tables.metrics(runs),
+        "relative": _relative(runs),
+        "curves": [svg for _, svg in curves],
+        "curve_table": _curve_table(runs) if curves else None,
+        "breakdown": inline_svg(
+            breakdown({run.name: run.record.parts_ms for run in runs}, title=""),
+            "parts",
+            "Partition of each run's step",
+        ),
+        "parts": tables.parts(runs),
+        "timelines": [
+            {"name": run.name, "words": words, "links": _links(run, base)}
+            for run, (_, words) in zip(runs, payloads, strict=True)
+        ],
+        "limits": [limit for run in runs if (limit := _limit(run)) is not None],
+        "resources": [tables.resources(run, window) for run, window in zip(runs, windows, strict=True)],
+        "changes": [_change(runs[0], run) for run in runs[1:]],
+        "assumptions": tables.assumptions(runs),
+        "provenance": [tables.provenance(run) for run in runs],
+        "made": made,
+        "data": _script_json({"kinds": kinds_payload(), "runs": [payload for payload, _ in payloads]}),
+        "css": _asset("page.css"),
+        "js": _asset("page.js"),
+    }
+    context["sections"] = _sections(context)
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(_asset("page.html")).render(context)
+
+
+def _asset(name: str) -> str:
+    return (files("reports") / name).read_text(encoding="utf-8")
+
+
+def _script_json(value: Any) -> str:
+    """JSON that cannot end the script element it stands in."""
+    return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _distinct_names(runs: Sequence[Run]) -> list[Run]:
+    """The runs, those of one name told apart by a number."""
+    from dataclasses import replace
+
+    seen: dict[str, int] = {}
+    named = []
+    for run in runs:
+        seen[run.name] = seen.get(run.name, 0) + 1
+        named.append(run if seen[run.name] == 1 else replace(run, name=f"{run.name} ({seen[run.name]})"))
+    return named
+
+
+def _window(run: Run) -> Window:
+    try:
+        return steady_window(run.timeline)
+    except TraceError as error:
+        raise TraceError(f"{run.path}: {error}") from None
+
+
+def _timeline(run: Run, window: Window, ranks: Sequence[int] | None, num_spans: int) -> tuple[dict[str, Any], str]:
+    try:
+        choice = choose(run.timeline, window, ranks=ranks, num_spans=num_spans)
+    except TraceError as error:
+        raise TraceError(f"{run.path}: {error}") from None
+    return timeline_payload(run.timeline, window, choice, run.name), choice.words
+
+
+def _title(runs: Sequence[Run]) -> str:
+    names = [run.name for run in runs]
+    if len(names) > 3:
+        return f"nestpipe: {names[0]} and {len(names) - 1} other runs"
+    return "nestpipe: " + (names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1])
+
+
+def _sections(context: dict[str, Any]) -> list[tuple[str, str]]:
+    found = [
+        ("summary", "Summary", True),
+        ("curve", "Curve", context["curves"]),
+        ("partition", "Step", True),
+        ("timelines", "Timelines", True),
+        ("limits", "Limits", context["limits"]),
+        ("resources", "Resources", True),
+        ("comparison", "Comparison", context["changes"]),
+        ("provenance", "Provenance", True),
+    ]
+    return [(name, title) for name, title, present in found if present]
+
+
+def _card(run: Run) -> dict[str, Any]:
+    """The head of a run: its step, how it is spent, a few metrics and what limits it."""
+    values = {row.metric: row for row in run.record.rows if row.value is not None}
+    facts = [
+        {"title": METRICS[name].title, "unit": METRICS[name].unit, "value": _metric_text(values[name])}
+        for name in _CARD_FACTS
+        if name in values
+    ]
+    folded = len(run.timeline.ranks) < run.record.world_size
+    ranks = f"{run.record.world_size:,} rank{'' if run.record.world_size == 1 else 's'}"
+    return {
+        "name": run.name,
+        "schedule": f"schedule {run.record.schedule}",
+        "ranks": ranks + (f" ({len(run.timeline.ranks):,} simulated, the others alike)" if folded else ""),
+        "step": _metric_text(values["step_latency_ms"]) if "step_latency_ms" in values else "-",
+        "status": run.record.status,
+        "parts": _parts_strip(run.record.parts_ms),
+        "facts": facts,
+        "limit": run.record.limit.text if run.record.limit else "",
+    }
+
+
+def _parts_strip(parts_ms: dict[str, float]) -> list[dict[str, Any]]:
+    """The partition of a step as a strip of bars, the wide ones named."""
+    total = sum(parts_ms.values())
+    strip = []
+    for part in PARTS:
+        value = parts_ms.get(part, 0.0)
+        if value > 0:
+            mark, share = PARTS_MARKS[part], value / total
+            words = f"{mark.short} {100 * share:.0f} %" if share > 2 * _NARROW else ""
+            strip.append({**_bar(part, share, mark.colour, f"{value:,.2f} ms"), "words": words})
+    return strip
+
+
+def _metric_text(row: ResultRow) -> str:
+    metric = METRICS[row.metric]
+    return cell(row.value, metric.digits, scale=metric.scale)
+
+
+def _bar(name: str, share: float, fill: str, words: str) -> dict[str, Any]:
+    return {"share": share, "fill": fill, "text": text_colour(fill), "title": f"{name}: {words}, {100 * share:.1f} %"}
+
+
+def _relative(runs: Sequence[Run]) -> str:
+    """What speedup and scaling efficiency are relative to, in words."""
+    words = []
+    for attribute, text in (
+        ("speedup_relative_to", "Speedup is relative to {}."),
+        ("scaling_efficiency_relative_to", "Scaling efficiency is relative to {} workers."),
+    ):
+        known = {getattr(run.record, attribute) for run in runs} - {None}
+        if known:
+            words.append(
+                text.format(" or ".join(f"{each:,}" if isinstance(each, int) else str(each) for each in known))
+            )
+    return " ".join(words)
+
+
+def _curve_rows(runs: Sequence[Run]) -> list[ResultRow]:
+    """The rows of all runs' curves, each method, size and metric once."""
+    rows: dict[tuple[str, int, str], ResultRow] = {}
+    for run in runs:
+        for row in run.record.curve:
+            rows.setdefault((row.method, row.world_size, row.metric), row)
+    return list(rows.values())
+
+
+def _curves(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    frame = rows_frame(tuple(_curve_rows(runs)))
+    bases = [base for run in runs if (base := run.record.scaling_efficiency_relative_to) is not None]
+    figures: list[tuple[str, str]] = []
+    for metric in ("scaling_efficiency", "qps", "step_latency_ms"):
+        rows = frame[(frame["metric"] == metric) & frame["value"].notna()]
+        if rows["world_size"].nunique() < 2 or len(figures) == 2:
+            continue
+        if metric == "scaling_efficiency":
+            figure = scaling_efficiency(frame, base=min(bases) if bases else int(rows["world_size"].min()))
+        else:
+            figure = qps(frame) if metric == "qps" else curve(frame, metric)
+        words = f"{METRICS[metric].title} against workers for {', '.join(rows['method'].unique())}"
+        figures.append((metric, inline_svg(figure, metric, words)))
+    return figures
+
+
+def _curve_table(runs: Sequence[Run]) -> tables.Table:
+    heads = ("method", "workers", "metric", "unit", "value", "published", "status")
+    rows = []
+    for row in _curve_rows(runs):
+        metric = METRICS[row.metric]
+        plain = [cell(v, metric.digits, scale=metric.scale).replace(",", "") for v in (row.value, row.published)]
+        published = "" if row.published is None else plain[1]
+        rows.append((row.method, str(row.world_size), metric.title, metric.unit, plain[0], published, row.status))
+    return tables.Table(
+        caption="Points of the curve",
+        heads=heads,
+        rows=tuple(rows),
+        numbers=frozenset({1, 4, 5}),
+        statuses=frozenset({6}),
+    )
+
+
+def _limit(run: Run) -> dict[str, Any] | None:
+    """The critical cycle as a strip, a table and a sentence."""
+    table = tables.cycle(run)
+    limit = run.record.limit
+    if limit is None or table is None:
+        return None
+    total = sum(op.ns for op in limit.cycle) or 1
+    strip = []
+    for op in limit.cycle:
+        if op.ns:
+            mark = KINDS[OpKind(op.kind)]
+            micro = "" if op.micro_batch is None else f" m{op.micro_batch}"
+            bar = _bar(op.kind, op.ns / total, mark.colour, f"t{op.batch:+d}{micro}, {ns_to_ms(op.ns):,.3f} ms")
+            strip.append({**bar, "words": mark.short if op.ns / total > _NARROW / 2 else ""})
+    steps = "every step" if limit.iterations == 1 else f"every {limit.iterations} steps"
+    words = (
+        f"These ops wait for one another in a circle that turns once {steps}. Without contention and with all "
+        f"ranks alike a step takes {ns_to_ms(limit.step_ns):,.3f} ms; to shorten it, one of these ops must get faster "
+        "or leave the circle."
+    )
+    return {"name": run.name, "words": words, "strip": strip, "table": table}
+
+
+def _change(first: Run, other: Run) -> dict[str, Any]:
+    diff = compare(first.timeline, other.timeline, names=(first.name, other.name))
+    words = summary(diff)
+    return {"words": words[:1].upper() + words[1:], "table": tables.changes(diff)}
+
+
+def _links(run: Run, base: Path | None) -> list[dict[str, str]]:
+    """Links to exported traces that lie in the run's directory."""
+    links = []
+    for kind, name in sorted(run.record.exports.items()):
+        path = run.path / Path(name).name
+        if path.is_file():
+            href = os.path.relpath(path.resolve(), (base or Path.cwd()).resolve())
+            links.append({"href": Path(href).as_posix(), "text": f"{kind} trace"})
+    return links

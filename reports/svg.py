@@ -1,0 +1,43 @@
+"""A figure as an SVG element for the report page: named for readers of the page, coloured by its theme."""
+
+from __future__ import annotations
+
+import html
+import io
+import re
+from typing import TYPE_CHECKING, Final
+
+from reports.figures import FORMATS, styled
+from reports.style import GRID, INK, MUTED, PAPER
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["inline_svg"]
+
+_VARIABLES: Final = {INK: "var(--ink)", MUTED: "var(--muted)", GRID: "var(--grid)", PAPER: "var(--paper)"}
+
+
+def inline_svg(figure: Figure, name: str, words: str) -> str:
+    """The figure as one `<svg>` element.
+
+    Args:
+        figure: any figure of this package.
+        name: prefix of its ids, unique on the page.
+        words: what it shows, for those who cannot see it.
+    """
+    out = io.StringIO()
+    with styled():
+        figure.savefig(out, format="svg", metadata=FORMATS[".svg"])
+    text = out.getvalue()
+    text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
+    text = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', text)
+    text = re.sub(r'(href="#|url\(#)', rf"\1{name}-", text)
+    for colour, variable in _VARIABLES.items():
+        text = text.replace(colour, variable)
+    text = re.sub(r'\bd="[^"]+"', lambda path: re.sub(r"(\d\.\d{2})\d+", r"\1", path[0]), text)
+    head, _, body = text.partition(">")
+    width = re.search(r'\bwidth="([\d.]+)pt"', head)
+    head = re.sub(r'\b(width|height)="[\d.]+pt"\s*', "", head)
+    size = f' style="max-width:{float(width[1]) * 4 / 3:.0f}px"' if width else ""
+    return f'{head} role="img" aria-label="{html.escape(words)}"{size}>{body}'.strip()
