@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import simpy
@@ -16,8 +16,9 @@ import simpy
 from nestpipe.errors import CaseError
 from nestpipe.ir import COLLECTIVES, Op, OpKind, Resource
 from nestpipe.units import split_evenly
+from sim.folding import Actors
 
-__all__ = ["Costs", "Jitter", "TimedCosts", "Work"]
+__all__ = ["Costs", "Jitter", "SharedCosts", "TimedCosts", "Work"]
 
 Work: TypeAlias = Any  # int nanoseconds, or an activity that Costs.start understands
 
@@ -46,6 +47,19 @@ class Costs(Protocol):
 
     def start(self, env: simpy.Environment, work: Work) -> simpy.Event:
         """The event at which work that is not a number of nanoseconds is done."""
+        ...
+
+
+@runtime_checkable
+class SharedCosts(Costs, Protocol):
+    """Costs whose ops share resources: told before a run which actors there are, and in which simulated time."""
+
+    def partitions(self, world_size: int) -> Mapping[str, Any]:
+        """Ways in which ranks share something, by name: int64 (world_size,), the number of each rank's part."""
+        ...
+
+    def bind(self, env: simpy.Environment, actors: Actors) -> None:
+        """Makes the resources of a run; a new run begins with a new call."""
         ...
 
 

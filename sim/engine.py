@@ -22,7 +22,7 @@ import simpy
 from nestpipe.errors import DeadlockError, ScheduleError
 from nestpipe.ir import COLLECTIVES, GROUPS, Op, OpRef, Program, Resource, op_name
 from nestpipe.timeline import Timeline, build
-from sim.costs import Costs, Work
+from sim.costs import Costs, SharedCosts, Work
 from sim.folding import Actors, World, fold, unfolded
 
 __all__ = ["simulate"]
@@ -53,12 +53,16 @@ def simulate(
         TopologyError: if the program needs domains and the world has none.
     """
     resources = frozenset(stream.resource for stream in program.streams)
+    shared = costs if isinstance(costs, SharedCosts) else None
+    partitions = {} if shared is None else shared.partitions(world.world_size)
     if fold_ranks:
         colours = costs.colours(world.world_size)
-        actors = fold(world, resources, None if colours is None else np.asarray(colours, dtype=np.int64))
+        actors = fold(world, resources, None if colours is None else np.asarray(colours, dtype=np.int64), partitions)
     else:
-        actors = unfolded(world, resources)
+        actors = unfolded(world, resources, partitions)
     run = _Run.of(program, costs, actors)
+    if shared is not None:
+        shared.bind(run.env, actors)
     processes = run.start()
     try:
         with _no_garbage():
@@ -114,8 +118,8 @@ class _Run:
     @classmethod
     def of(cls, program: Program, costs: Costs, actors: Actors) -> _Run:
         members: dict[tuple[Resource, int], list[int]] = {}
-        for resource, groups in actors.groups.items():
-            for actor, group in enumerate(groups.tolist()):
+        for resource in {stream.resource for stream in program.streams} & GROUPS:
+            for actor, group in enumerate(actors.groups[resource].tolist()):
                 members.setdefault((resource, group), []).append(actor)
         run = cls(
             env=simpy.Environment(),

@@ -9,6 +9,7 @@ Source: colour refinement (1-dimensional Weisfeiler-Leman) on the hypergraph of 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -73,28 +74,38 @@ class Actors:
     Attributes:
         ranks: int64 (actors,), the lowest rank of each class.
         weights: int64 (actors,), how many ranks the class has.
-        groups: for each group resource in use, int64 (actors,), the number of the class of groups it belongs to.
+        groups: for each group resource in use, int64 (actors,), the number of the class of groups it belongs to; also
+            for each further partition given to `fold`, under its name.
+        alike: for each further partition, int64 (actors,), how many ranks of its class share its part.
         world: the ranks they stand for.
     """
 
     ranks: Int64
     weights: Int64
-    groups: dict[Resource, Int64]
+    groups: dict[str, Int64]
+    alike: dict[str, Int64]
     world: World
 
 
-def fold(world: World, resources: frozenset[Resource], colours: Int64 | None = None) -> Actors:
+def fold(
+    world: World,
+    resources: frozenset[Resource],
+    colours: Int64 | None = None,
+    partitions: Mapping[str, Int64] | None = None,
+) -> Actors:
     """One actor per class of ranks that are alike.
 
     Args:
         world: the ranks and their groups.
         resources: the kinds of groups that the program's streams are bound to.
         colours: int64 (world_size,), equal for ranks whose costs are equal; None if all are.
+        partitions: further ways in which ranks share something, by name: int64 (world_size,), the number of each rank's
+            part, for example its host.
     """
     colour = np.zeros(world.world_size, dtype=np.int64) if colours is None else _dense(colours)
-    group_of = {resource: world.group_of(resource) for resource in sorted(resources & GROUPS)}
+    group_of = _groups(world, resources, partitions)
     while True:
-        groups = {resource: _group_colours(number, colour) for resource, number in group_of.items()}
+        groups = {name: _group_colours(number, colour) for name, number in group_of.items()}
         refined = _dense(np.stack([colour, *groups.values()]))
         if refined.max() == colour.max():
             break
@@ -102,22 +113,31 @@ def fold(world: World, resources: frozenset[Resource], colours: Int64 | None = N
     _, first, weights = np.unique(colour, return_index=True, return_counts=True)
     order = np.argsort(first, kind="stable")
     ranks = first[order].astype(np.int64)
+    together = {name: _dense(np.stack([group_of[name], colour])) for name in partitions or {}}
     return Actors(
         ranks=ranks,
         weights=weights[order].astype(np.int64),
-        groups={resource: number[ranks] for resource, number in groups.items()},
+        groups={name: number[ranks] for name, number in groups.items()},
+        alike={name: np.bincount(number)[number][ranks] for name, number in together.items()},
         world=world,
     )
 
 
-def unfolded(world: World, resources: frozenset[Resource]) -> Actors:
+def unfolded(world: World, resources: frozenset[Resource], partitions: Mapping[str, Int64] | None = None) -> Actors:
     """Every rank as an actor of its own."""
+    ones = np.ones(world.world_size, dtype=np.int64)
     return Actors(
         ranks=np.arange(world.world_size, dtype=np.int64),
-        weights=np.ones(world.world_size, dtype=np.int64),
-        groups={resource: world.group_of(resource) for resource in sorted(resources & GROUPS)},
+        weights=ones,
+        groups=_groups(world, resources, partitions),
+        alike=dict.fromkeys(partitions or {}, ones),
         world=world,
     )
+
+
+def _groups(world: World, resources: frozenset[Resource], partitions: Mapping[str, Int64] | None) -> dict[str, Int64]:
+    found: dict[str, Int64] = {resource.value: world.group_of(resource) for resource in sorted(resources & GROUPS)}
+    return found | {name: _dense(np.asarray(number, dtype=np.int64)) for name, number in (partitions or {}).items()}
 
 
 def _dense(values: Int64) -> Int64:
@@ -128,8 +148,11 @@ def _dense(values: Int64) -> Int64:
 
 
 def _group_colours(group: Int64, colour: Int64) -> Int64:
-    """For each rank a number for the multiset of colours in its group; all groups of a kind have one size."""
+    """For each rank a number for the multiset of colours in its group."""
     order = np.lexsort((colour, group))
-    members = colour[order].reshape(int(group.max()) + 1, -1)
+    sizes = np.bincount(group)
+    members = np.full((len(sizes), int(sizes.max())), -1, dtype=np.int64)
+    place = np.arange(len(group)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    members[group[order], place] = colour[order]
     kinds = np.unique(members, axis=0, return_inverse=True)[1].reshape(-1)
     return kinds[group].astype(np.int64)
