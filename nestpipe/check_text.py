@@ -38,10 +38,11 @@ def report_text(report: Report, schedule: Loop | Sequence[Program]) -> str:
         lines.append(f"buffer memory per rank: {memory}")
     for note in report.notes:
         lines += _wrapped(f"note: {note}")
-    if report.num_batches and report.verdict in (Verdict.SYNCHRONOUS, Verdict.STALE):
+    if isinstance(schedule, Loop) and report.verdict in (Verdict.SYNCHRONOUS, Verdict.STALE):
         lines.append(f"examined: all programs of 1 to {report.num_batches} batches; longer ones only repeat them")
     for finding in report.findings:
-        lines += ["", *_wrapped(finding_text(finding, with_witness=False)), *_witness(finding.witness)]
+        followed = finding is report.findings[0] and finding.verdict is not Verdict.MALFORMED
+        lines += ["", *_wrapped(f"{finding.rule}: {finding.message}"), *_witness(finding.witness if followed else ())]
     if report.findings:
         marked = excerpt(schedule, report.findings[0].witness)
         lines += ["", "schedule:", marked.rstrip()] if marked else []
@@ -83,10 +84,10 @@ def report_table(report: Report) -> list[dict[str, object]]:
     ]
 
 
-def finding_text(finding: Finding, *, with_witness: bool = True) -> str:
-    """A finding in words."""
-    head = f"{finding.rule}: {finding.message}"
-    return "\n".join([head, *_witness(finding.witness)]) if with_witness else head
+def finding_text(finding: Finding) -> str:
+    """A finding in words, with its witness."""
+    steps = () if finding.verdict is Verdict.MALFORMED else finding.witness
+    return "\n".join([f"{finding.rule}: {finding.message}", *_witness(steps)])
 
 
 def excerpt(schedule: Loop | Sequence[Program], steps: Sequence[WitnessStep]) -> str:
@@ -136,12 +137,13 @@ def _cut(line: str) -> str:
 
 
 def _class_table(report: Report) -> list[str]:
+    proven = report.verdict in (Verdict.SYNCHRONOUS, Verdict.STALE)
     deepest = max((c.distance or 0 for c in report.key_classes), default=0)
     lines = [
         f"{'keys of batch t last touched by':<34}{'rows come through':<22}{'rows behind':>12}{'optimiser behind':>18}"
     ]
     for key_class in report.key_classes:
-        older = " or earlier" if key_class.distance == deepest else ""
+        older = " or earlier" if key_class.distance == deepest and proven else ""
         who = "no batch" if key_class.distance is None else f"batch t-{key_class.distance}{older}"
         optimizer = "-" if key_class.optimizer is None else str(key_class.optimizer)
         lines.append(f"{who:<34}{key_class.through:<22}{key_class.rows:>12}{optimizer:>18}")

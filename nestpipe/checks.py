@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from math import lcm
 
 from nestpipe.check_text import excerpt, finding_text
@@ -103,7 +104,7 @@ def require_safe(schedule: Loop | Program | Sequence[Program], *, allow_stalenes
         ScheduleError: if it is malformed, has a race, loses updates or is staler than allowed.
     """
     if isinstance(schedule, Loop):
-        report = check(schedule)
+        report = _check_once(schedule)
     else:
         report = check_programs((schedule,) if isinstance(schedule, Program) else schedule)
     if report.allowed(allow_staleness):
@@ -114,6 +115,12 @@ def require_safe(schedule: Loop | Program | Sequence[Program], *, allow_stalenes
     text = f"schedule {report.schedule} must not run ({report.verdict}{allowed}): {finding_text(finding)}"
     text += "\n" + excerpt(shown, finding.witness)
     raise (DeadlockError if report.verdict is Verdict.DEADLOCK else ScheduleError)(text.rstrip())
+
+
+@lru_cache(maxsize=128)
+def _check_once(loop: Loop) -> Report:
+    """The report of a loop that is run again and again, as in a sweep."""
+    return check(loop)
 
 
 def num_batches_to_check(loop: Loop) -> int:
@@ -169,11 +176,11 @@ class _Facts:
 def _examine(program: Program, facts: _Facts, first_batches: Sequence[int]) -> None:
     """Adds what there is to know about one program; follows the keys first touched from `first_batches` on."""
     order = order_of(program)
-    if isinstance(order, Stuck):
-        facts.add([_deadlock(order)])
-        return
-    facts.add(buffer_findings(program, order))
-    if facts.hopeless:
+    undefined = [_deadlock(order)] if isinstance(order, Stuck) else buffer_findings(program, order)
+    if isinstance(order, Stuck) or undefined:
+        facts.add(undefined)
+        for known in (facts.rows, facts.optimizer, facts.peaks):
+            known.clear()
         return
     for data, peak in peak_buffers(program, order).items():
         facts.peaks[data] = max(peak, facts.peaks.get(data, 0))
@@ -203,7 +210,7 @@ def _memory(schedule: Loop | Program, size_bytes: Mapping[Data, int]) -> dict[Pl
             f"{schedule.name}: no size for buffer {missing[0]}; give bytes per instance for each buffer"
         )
     if unknown := sorted(set(size_bytes) - declared):
-        raise ScheduleError(unknown_name("buffer", unknown[0], declared))
+        raise ScheduleError(unknown_name("buffer", unknown[0].value, [data.value for data in declared]))
     if wrong := [data for data in sorted(declared) if size_bytes[data] < 0]:
         raise ScheduleError(f"size of buffer {wrong[0]} must not be negative, got {size_bytes[wrong[0]]}")
     return buffer_bytes(schedule.buffers, size_bytes)
@@ -213,7 +220,7 @@ def _report(
     schedule: Loop | Program, facts: _Facts, bytes_per_rank: Mapping[Place, int] | None, num_batches: int
 ) -> Report:
     verdict = max((f.verdict for f in facts.findings), key=_SEVERITY.index, default=Verdict.SYNCHRONOUS)
-    classes = () if verdict in (Verdict.MALFORMED, Verdict.DEADLOCK) else _key_classes(schedule, facts)
+    classes = _key_classes(schedule, facts)
     return Report(
         schedule=schedule.name,
         verdict=verdict,
@@ -264,6 +271,6 @@ def _notes(schedule: Loop | Program, facts: _Facts) -> tuple[str, ...]:
         )
     if facts.rows and not facts.optimizer:
         found.append("no optimiser state is kept: exact for plain SGD only")
-    if not facts.rows and not facts.hopeless:
+    if not facts.rows and not facts.findings:
         found.append("no forward reads rows: there are no versions to prove, only order and buffers")
     return tuple(found)

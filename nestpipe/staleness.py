@@ -1,51 +1,41 @@
-"""Versions: which updates each read of a row, of its optimiser state and of the dense parameters sees.
+"""Staleness: which version of a row, its optimiser state and the dense parameters every read sees, with witnesses.
 
-A key is described by its *history*: the set of batches that touch it. For S batches there are 2^S histories, and all of
-them are followed at once: a `Version` says for each update u in which histories it is contained, as a bitset with one
-bit per history. An op that works on the keys of batch t only changes the histories that contain t. So a lookup, a
-sync, an update and a write-back are a few operations on bitsets each, and the answer is exact for every key there can
-be, not for a sample.
+Keys of batch t are split by the distance d to the last batch before t that touched them. The staleness of a read is the
+number of updates of the row that a sequential run has applied before it and this one has not; for each d it is the
+largest over all histories, all batches and micro-batches, and all scenarios of who asks for the key.
 
-One run stands for all: `nestpipe.liveness` has shown that the accesses to buffers are ordered. Lookups and write-backs
-touch `table` and `optimizer` only in the keys of their batch; where two of them are not ordered, what the one reads is
-undefined in the histories that contain both batches, and that follows the row until it is overwritten or used.
-
-The staleness of a read is the number of updates of the row that a sequential run has applied before it and this one has
-not. A row that an update leaves behind, because the update started from an older version that is then written back, is
-*lost*: it does not arrive late, it never arrives. That counts as a race, whatever the staleness.
+A row whose update started from an older version, which is then written back over a newer one, does not arrive late: the
+update that it lacks never arrives. Such a *lost update* counts as a race, and no allowance for staleness covers it. So
+does an update that a read sees too early, inside the window in which the parameters are frozen, because an optimiser
+that is not linear in the gradient (row-wise Adagrad, Adam) then computes something else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass
 from typing import Final
 
 from nestpipe.happens_before import Order
+from nestpipe.histories import Version
 from nestpipe.ir import CACHES, Data, Op, OpKind, Program, op_name
 from nestpipe.verdicts import Finding, Verdict, WitnessStep
+from nestpipe.version_run import FOLLOWED, Scenario, Sighting, VersionRun, op_writes, scenarios
 
 __all__ = ["FOLLOWED", "Scenario", "VersionReport", "scenarios", "versions"]
 
-FOLLOWED: Final = 12
-"""The number of consecutive batches whose histories are followed at once: 2^12 bits per set."""
-
-_STATE_OF = {cache: state for state, cache in CACHES.items()}
-_REDUCES = frozenset({OpKind.ALL_REDUCE, OpKind.REDUCE_SCATTER})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scenario:
-    """Who asks for a key, as far as a schedule can tell the difference.
-
-    `same_rank`: an intersection per rank finds the keys that batches share. `remote_parity`: batches of this parity ask
-    for the key on the other replica of the shard only; None where there is one replica or it asks for all.
-    """
-
-    name: str
-    same_rank: bool = True
-    remote_parity: int | None = None
+_MESSAGES: Final = {
+    "undefined": "{op} uses {what} that are not there; a batch needs the keys of all replicas before it looks them up",
+    "frozen-window": "{op} sees {what} with update {update} already applied; "
+    "update once per batch, after the last gradient of the batch",
+    "stale-table": "{op} sees {what} without update {update}; look up or sync after the update",
+    "stale-optimizer": "{op} starts from {what} without update {update}; optimiser state must travel with the row: "
+    "let sync, lookup and write_back copy moments too",
+    "stale-dense": "{op} sees {what} without update {update}; let it run after the update",
+    "lost-update": "after the last op {what} lack update {update}, for ever: a later write-back started from a version "
+    "without it, or nothing brought it back; sync, or look up after write_back",
+    "unreduced": "{op} applies dense gradients that no all_reduce has summed; let it wait for all_reduce",
+}
+_WHAT: Final = {Data.TABLE: "rows", Data.OPTIMIZER: "optimiser rows", Data.DENSE: "dense parameters"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,48 +48,6 @@ class VersionReport:
     findings: tuple[Finding, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Version:
-    """`undefined`: histories in which there is no defined value; `has[u]`: histories in which update u is contained.
-
-    `local[u]`: histories in which update u has been applied here but not yet averaged over the replicas.
-    """
-
-    undefined: int
-    has: tuple[int, ...]
-    local: tuple[int, ...]
-
-    def where(self, mask: int, new: _Version) -> _Version:
-        """`new` in the histories of `mask`, this version elsewhere."""
-        return _Version(
-            self.undefined & ~mask | new.undefined & mask,
-            tuple(a & ~mask | b & mask for a, b in zip(self.has, new.has, strict=True)),
-            tuple(a & ~mask | b & mask for a, b in zip(self.local, new.local, strict=True)),
-        )
-
-    def applied(self, update: int, mask: int, *, averaged: bool) -> _Version:
-        target = list(self.local if averaged else self.has)
-        target[update] |= mask
-        return replace(self, local=tuple(target)) if averaged else replace(self, has=tuple(target))
-
-    def merged(self, update: int, mask: int) -> _Version:
-        has, local = list(self.has), list(self.local)
-        has[update] |= local[update] & mask
-        local[update] &= ~mask
-        return _Version(self.undefined, tuple(has), tuple(local))
-
-
-def scenarios(ops: Iterable[Op]) -> tuple[Scenario, ...]:
-    """The scenarios in which the schedule may behave differently; one unless it intersects per rank or has replicas."""
-    ops = tuple(ops)
-    found = [Scenario(name="")]
-    if any(op.kind is OpKind.SYNC and any(a.data is Data.KEYS for a in op.reads) for op in ops):
-        found.append(Scenario(name="asked for by different ranks", same_rank=False))
-    if any(op.kind is OpKind.ALL_REDUCE_TABLES for op in ops):
-        found += [Scenario(name="asked for by different replicas", remote_parity=parity) for parity in (0, 1)]
-    return tuple(found)
-
-
 def versions(program: Program, order: Order, scenario: Scenario, first_batch: int = 0) -> VersionReport:
     """Follows histories through a program whose buffer accesses are ordered.
 
@@ -109,367 +57,116 @@ def versions(program: Program, order: Order, scenario: Scenario, first_batch: in
         scenario: one of `scenarios`.
         first_batch: follow the keys that are touched by `FOLLOWED` batches from here on only, and by no others.
     """
-    run = _Run(program, order, scenario, first_batch)
-    for op in order.sequence:
-        run.step(op)
-    run.final()
-    return VersionReport(rows=run.rows, optimizer=run.optimizer, dense=run.dense_stale, findings=tuple(run.findings))
+    run = VersionRun(program, order, scenario, first_batch)
+    for i in order.sequence:
+        run.step(i)
+    run.end()
+    findings = tuple(_finding(run, sighting) for sighting in run.sightings)
+    return VersionReport(rows=run.rows, optimizer=run.optimizer, dense=run.dense_stale, findings=findings)
 
 
-class _Run:
-    def __init__(self, program: Program, order: Order, scenario: Scenario, first_batch: int) -> None:
-        self.program, self.order, self.scenario, self.steps = program, order, scenario, program.steps
-        self.first_batch = first_batch
-        followed = min(FOLLOWED, self.steps - first_batch)
-        self.full = (1 << (1 << followed)) - 1
-        self.touch = [
-            _histories_with(batch - first_batch, followed) if 0 <= batch - first_batch < followed else 0
-            for batch in range(self.steps)
-        ]
-        kinds = {op.kind for op in order.ops}
-        self.averaged = OpKind.ALL_REDUCE_TABLES in kinds
-        self.reduced = any(op.kind in _REDUCES and _writes(op, Data.DENSE_GRADS) for op in order.ops)
-        self.applies = {
-            data
-            for op in order.ops
-            if op.kind is OpKind.UPDATE or (op.kind is OpKind.WRITE_BACK and _reads(op, Data.OWNED_GRADS))
-            for data in (Data.TABLE, Data.OPTIMIZER, Data.DENSE)
-            if _writes(op, data) or _writes(op, CACHES.get(data, data))
-        }
-        if any(_reads(op, d) or _writes(op, d) for op in order.ops for d in (Data.OPTIMIZER, Data.MOMENTS)):
-            self.applies |= {Data.OPTIMIZER} if Data.TABLE in self.applies else set()
-        nothing = (0,) * self.steps
-        self.blank = _Version(0, nothing, nothing)
-        self.states = dict.fromkeys(CACHES, self.blank)
-        self.cached: dict[tuple[Data, int], _Version] = {}
-        self.embeddings: dict[tuple[int, int | None], _Version] = {}
-        self.dense: set[int] = set()
-        self.extended: set[int] = set()
-        self.reduced_grads: set[int] = set()
-        self.clashes = self.find_clashes()
-        self.rows: dict[int | None, int] = {}
-        self.optimizer: dict[int | None, int] = {}
-        self.dense_stale = 0
-        self.findings: list[Finding] = []
-
-    # -- who touches what -------------------------------------------------------------------------------------------
-
-    def is_local(self, batch: int) -> bool:
-        return self.scenario.remote_parity is None or batch % 2 != self.scenario.remote_parity
-
-    def keys_of(self, batch: int) -> int:
-        """Histories in which an op on the owned keys of `batch` works on the key now."""
-        return self.touch[batch] if self.is_local(batch) or batch in self.extended else 0
-
-    def find_clashes(self) -> dict[tuple[int, Data], list[tuple[int, int]]]:
-        """For each op and state, the unordered conflicting ops and the histories that contain both batches."""
-        found: dict[tuple[int, Data], list[tuple[int, int]]] = {}
-        for state in CACHES:
-            users = [i for i, op in enumerate(self.order.ops) if _reads(op, state) or _writes(op, state)]
-            writers = [i for i in users if _writes(self.order.ops[i], state)]
-            for i in users:
-                for j in writers:
-                    if not self.order.ordered(i, j):
-                        both = self.touch[self.order.ops[i].batch] & self.touch[self.order.ops[j].batch]
-                        found.setdefault((i, state), []).append((j, both))
-        return found
-
-    def clashing(self, op: int, state: Data) -> int:
-        mask = 0
-        for _, both in self.clashes.get((op, state), []):
-            mask |= both
-        return mask
-
-    # -- one op -----------------------------------------------------------------------------------------------------
-
-    def step(self, i: int) -> None:
-        op = self.order.ops[i]
-        match op.kind:
-            case OpKind.LOOKUP:
-                self.lookup(i, op)
-            case OpKind.SYNC:
-                self.sync(op)
-            case OpKind.ALL_TO_ALL_ROWS if _reads(op, Data.ROWS, op.batch):
-                self.embeddings[op.batch, op.micro_batch] = self.cached[Data.ROWS, op.batch]
-            case OpKind.FORWARD | OpKind.BACKWARD:
-                self.compute(i, op)
-            case OpKind.ALL_REDUCE | OpKind.REDUCE_SCATTER:
-                self.reduced_grads.add(op.batch)
-            case OpKind.UPDATE:
-                self.update(i, op)
-            case OpKind.WRITE_BACK:
-                self.write_back(i, op)
-            case OpKind.ALL_GATHER:
-                self.extended.add(op.batch)
-            case OpKind.ALL_REDUCE_TABLES:
-                for cache in _STATE_OF:
-                    if _writes(op, cache):
-                        merged = self.cached[cache, op.batch].merged(op.batch, self.keys_of(op.batch))
-                        self.cached[cache, op.batch] = merged
-
-    def lookup(self, i: int, op: Op) -> None:
-        mask = self.keys_of(op.batch)
-        for state, cache in CACHES.items():
-            if _writes(op, cache):
-                found = self.blank
-                if _reads(op, state):
-                    found = replace(
-                        self.states[state], undefined=self.states[state].undefined | self.clashing(i, state)
-                    )
-                self.cached[cache, op.batch] = _Version(self.full, self.blank.has, self.blank.local).where(mask, found)
-
-    def sync(self, op: Op) -> None:
-        for cache in _STATE_OF:
-            if not _writes(op, cache):
-                continue
-            for source in sorted({a.batch for a in op.reads if a.data is cache and a.batch is not None} - {op.batch}):
-                at_owner = _reads(op, Data.OWNED, source) and _reads(op, Data.OWNED, op.batch)
-                shared = self.keys_of(source) & self.keys_of(op.batch) if at_owner or self.scenario.same_rank else 0
-                own = self.cached[cache, op.batch]
-                self.cached[cache, op.batch] = own.where(shared, self.cached[cache, source])
-
-    def compute(self, i: int, op: Op) -> None:
-        version = self.embeddings.get((op.batch, op.micro_batch))
-        if version is not None and _reads(op, Data.EMBEDDINGS) and self.is_local(op.batch):
-            self.observe(i, Data.TABLE, version, self.touch[op.batch], self.rows)
-        if _reads(op, Data.DENSE):
-            missing = set(range(op.batch)) - self.dense if Data.DENSE in self.applies else set()
-            ahead = {batch for batch in self.dense if batch >= op.batch}
-            if ahead:
-                self.dense_finding(i, "frozen-window", Verdict.RACE, min(ahead))
-            elif missing:
-                self.dense_stale = max(self.dense_stale, len(missing))
-                self.dense_finding(i, "stale-dense", Verdict.STALE, max(missing))
-
-    def update(self, i: int, op: Op) -> None:
-        if _reads(op, Data.DENSE_GRADS) and self.reduced and op.batch not in self.reduced_grads:
-            self.unreduced(i, op)
-        self.apply(i, op)
-        if _writes(op, Data.DENSE):
-            self.dense.add(op.batch)
-
-    def apply(self, i: int, op: Op) -> None:
-        """Applies the gradients of the batch to the rows, optimiser rows or states that the op writes."""
-        mask = self.keys_of(op.batch)
-        for state, cache in CACHES.items():
-            observed = self.rows if state is Data.TABLE else self.optimizer
-            if _writes(op, cache):
-                version = self.cached[cache, op.batch]
-                self.observe(i, state, version, mask, observed)
-                self.cached[cache, op.batch] = version.applied(op.batch, mask, averaged=self.averaged)
-            if _writes(op, state):
-                version = self.states[state]
-                version = replace(version, undefined=version.undefined | self.clashing(i, state))
-                self.observe(i, state, version, mask, observed)
-                self.states[state] = version.applied(op.batch, mask, averaged=self.averaged)
-
-    def write_back(self, i: int, op: Op) -> None:
-        if _reads(op, Data.OWNED_GRADS):
-            self.apply(i, op)
-            return
-        for state, cache in CACHES.items():
-            if _writes(op, state) and _reads(op, cache):
-                mask = self.keys_of(op.batch)
-                version = self.cached[cache, op.batch]
-                version = replace(version, undefined=version.undefined | self.clashing(i, state) & self.full)
-                self.states[state] = self.states[state].where(mask, version)
-
-    # -- what is seen -----------------------------------------------------------------------------------------------
-
-    def observe(self, i: int, state: Data, version: _Version, mask: int, staleness: dict[int | None, int]) -> None:
-        """Records the staleness of what op `i` reads, by distance; findings for the first history of each kind."""
-        op = self.order.ops[i]
-        if undefined := version.undefined & mask:
-            self.finding(i, state, "undefined", Verdict.RACE, undefined, 0)
-            return
-        for update in range(op.batch, self.steps):
-            if ahead := version.has[update] & mask:
-                self.finding(i, state, "frozen-window", Verdict.RACE, ahead, update)
-                return
-        missing = []
-        if state in self.applies:
-            missing = [m for u in range(op.batch) if (m := mask & self.touch[u] & ~version.has[u])]
-        for distance, histories in self.distances(op.batch, mask):
-            at_least = [histories]
-            for update in missing:
-                more = [m & update for m in at_least]
-                at_least = [a | b for a, b in zip([*at_least, 0], [0, *more], strict=True)]
-            stale = max(k for k, histories_k in enumerate(at_least) if histories_k or not k)
-            staleness[distance] = max(staleness.get(distance, 0), stale)
-            if stale and distance is not None:
-                self.finding(i, state, f"stale-{state}", Verdict.STALE, at_least[stale], op.batch - distance)
-
-    def distances(self, batch: int, mask: int) -> Iterator[tuple[int | None, int]]:
-        left = mask
-        for distance in range(1, batch + 1):
-            if histories := left & self.touch[batch - distance]:
-                yield distance, histories
-            left &= ~self.touch[batch - distance]
-        if left:
-            yield None, left
-
-    def final(self) -> None:
-        """After the last batch every update must have arrived."""
-        last = self.order.sequence[-1] if self.order.sequence else 0
-        for state, version in self.states.items():
-            if state not in self.applies:
-                continue
-            if version.undefined:
-                self.finding(last, state, "undefined", Verdict.RACE, version.undefined, 0)
-            for update in range(self.steps):
-                if lost := self.touch[update] & ~version.has[update] & ~version.undefined:
-                    self.finding(last, state, "lost-update", Verdict.RACE, lost, update)
-                    break
-        if Data.DENSE in self.applies and (missing := set(range(self.steps)) - self.dense):
-            self.dense_finding(last, "lost-update", Verdict.RACE, min(missing))
-
-    def finding(self, i: int, state: Data, rule: str, verdict: Verdict, histories: int, update: int) -> None:
-        """Keeps the first finding of each rule, with a witness for the smallest history that shows it."""
-        if any(f.rule == rule for f in self.findings):
-            return
-        number = (histories & -histories).bit_length() - 1
-        history = [self.first_batch + bit for bit in range(FOLLOWED) if number >> bit & 1]
-        op, what = self.order.ops[i], "rows" if state is Data.TABLE else "optimiser rows"
-        keys = f"keys that batches {_listed(history)} touch" + (f", {self.scenario.name}" if self.scenario.name else "")
-        clash = self.clash_in(number) if rule == "undefined" else None
+def _finding(run: VersionRun, seen: Sighting) -> Finding:
+    message = _MESSAGES[seen.rule].format(
+        op=op_name(run.order.ops[seen.op]), what=_WHAT[seen.state], update=seen.update
+    )
+    if seen.state is Data.DENSE:
+        witness = _dense_witness(run, seen)
+    else:
+        number = (seen.histories & -seen.histories).bit_length() - 1
+        history = [run.first_batch + bit for bit in range(FOLLOWED) if number >> bit & 1]
+        keys = f"keys that batches {_listed(history)} touch"
+        keys += f", {run.scenario.name}" if run.scenario.name else ""
+        clash = _clash(run, number) if seen.rule == "undefined" else None
         if clash is not None:
-            first, second, data = clash
-            names = f"{op_name(self.order.ops[first])} writes {data} while {op_name(self.order.ops[second])}"
-            message = f"{names} uses it: no order between them; {keys} are undefined; let one wait for the other"
-            witness: tuple[WitnessStep, ...] = (
-                self.witness_step(first, f"starts, writes {data}"),
-                self.witness_step(second, f"may start before 1 has ended, uses {data}"),
-                self.witness_step(i, f"uses {what} that are either, or half of each"),
-            )
-        else:
-            message = f"{_MESSAGES[rule].format(op=op_name(op), what=what, update=update)} ({keys})"
-            witness = self.told(history, None if rule == "lost-update" else i, state)
-        self.findings.append(Finding(rule=rule, verdict=verdict, message=message, witness=witness))
-
-    def told(self, history: list[int], last: int | None, state: Data) -> tuple[WitnessStep, ...]:
-        """What the batches of a history do with a key, up to op `last` or to the end."""
-        run = _Told(self.program, self.order, self.scenario, self.first_batch)
-        return run.tell_all(history, last, state)
-
-    def clash_in(self, number: int) -> tuple[int, int, Data] | None:
-        """Unordered ops of this history: writer, other and the state."""
-        for (i, state), others in self.clashes.items():
-            for j, both in others:
-                if both >> number & 1:
-                    return j, i, state
-        return None
-
-    def dense_finding(self, i: int, rule: str, verdict: Verdict, update: int) -> None:
-        if any(f.rule == rule for f in self.findings):
-            return
-        message = _MESSAGES[rule].format(op=op_name(self.order.ops[i]), what="dense parameters", update=update)
-        steps = [j for j in self.order.sequence if _writes(self.order.ops[j], Data.DENSE)]
-        applied = next((j for j in steps if self.order.ops[j].batch == update), None)
-        notes = {i: f"dense parameters contain updates {_listed(sorted(self.dense))}"}
-        if applied is not None:
-            notes[applied] = f"applies batch {update} to dense"
-        witness = tuple(self.witness_step(j, notes[j]) for j in self.order.sequence if j in notes)
-        self.findings.append(Finding(rule=rule, verdict=verdict, message=message, witness=witness))
-
-    def unreduced(self, i: int, op: Op) -> None:
-        if any(f.rule == "unreduced" for f in self.findings):
-            return
-        message = _MESSAGES["unreduced"].format(op=op_name(op))
-        witness = (self.witness_step(i, "dense_grads are those of this rank alone"),)
-        self.findings.append(Finding(rule="unreduced", verdict=Verdict.RACE, message=message, witness=witness))
-
-    def witness_step(self, i: int, note: str) -> WitnessStep:
-        return WitnessStep(op=self.order.ops[i], stream=self.order.streams[i], note=note)
+            return _race(run, seen, clash, keys)
+        message += f" ({keys})"
+        told = _Told(run.program, run.order, run.scenario, run.first_batch)
+        witness = told.tell(number, history, None if seen.rule == "lost-update" else seen.op, seen.state)
+    verdict = Verdict.STALE if seen.rule.startswith("stale") else Verdict.RACE
+    return Finding(rule=seen.rule, verdict=verdict, message=message, witness=witness)
 
 
-_MESSAGES: Final = {
-    "undefined": "{op} uses {what} that are not there",
-    "frozen-window": "{op} sees {what} with update {update} already applied; "
-    "update once per batch, after the last gradient of the batch",
-    "stale-table": "{op} sees {what} without update {update}; look up or sync after the update",
-    "stale-optimizer": "{op} starts from {what} without update {update}; optimiser state must travel with the row: "
-    "let sync, lookup and write_back copy moments too",
-    "stale-dense": "{op} sees {what} without update {update}; let it run after the update",
-    "lost-update": "after the last op {what} lack update {update}, for ever: a later write-back started from a version "
-    "without it, or nothing brought it back; sync, or look up after write_back",
-    "unreduced": "{op} applies dense gradients that no all_reduce has summed; let it wait for all_reduce",
-}
+def _race(run: VersionRun, seen: Sighting, clash: tuple[int, int, Data], keys: str) -> Finding:
+    """Two unordered ops that use the same rows of a state, and where that matters."""
+    writer, other, state = clash
+    names = f"{op_name(run.order.ops[writer])} writes {state} while {op_name(run.order.ops[other])}"
+    return Finding(
+        rule=seen.rule,
+        verdict=Verdict.RACE,
+        message=f"{names} uses it: no order between them, {keys} are undefined; let one wait for the other",
+        witness=(
+            _step(run.order, writer, f"starts, writes {state}"),
+            _step(run.order, other, f"may start before 1 has ended, uses {state}"),
+            _step(run.order, seen.op, f"uses {_WHAT[seen.state]} that are old, new or half of each"),
+        ),
+    )
 
 
-class _Told(_Run):
+def _clash(run: VersionRun, number: int) -> tuple[int, int, Data] | None:
+    """A writer, an op not ordered with it and the state, in a history."""
+    for (i, state), others in run.clashes.items():
+        for writer, both in others:
+            if both >> number & 1:
+                return writer, i, state
+    return None
+
+
+def _dense_witness(run: VersionRun, seen: Sighting) -> tuple[WitnessStep, ...]:
+    notes = {seen.op: f"is about dense parameters of batch {run.order.ops[seen.op].batch}"}
+    for i, op in enumerate(run.order.ops):
+        if op_writes(op, Data.DENSE) and op.batch == seen.update:
+            notes[i] = f"applies batch {seen.update} to dense parameters"
+    return tuple(_step(run.order, i, notes[i]) for i in run.order.sequence if i in notes)
+
+
+class _Told(VersionRun):
     """The run of one history, told op by op."""
 
-    number = 0
-
-    def finding(self, i: int, state: Data, rule: str, verdict: Verdict, histories: int, update: int) -> None:
-        """A trace tells what happens, it does not judge."""
-
-    def dense_finding(self, i: int, rule: str, verdict: Verdict, update: int) -> None:
-        """As `finding`."""
-
-    def unreduced(self, i: int, op: Op) -> None:
-        """As `finding`."""
-
-    def shown(self, version: _Version | None) -> str:
-        if version is None or version.undefined >> self.number & 1:
-            return "undefined"
-        found = [u for u in range(self.steps) if version.has[u] >> self.number & 1]
-        local = [u for u in range(self.steps) if version.local[u] >> self.number & 1]
-        return f"with updates {_listed(found)}" + (f", {_listed(local)} on this replica only" if local else "")
-
-    def tell_all(self, history: list[int], last: int | None, state: Data) -> tuple[WitnessStep, ...]:
-        self.number = sum(1 << batch - self.first_batch for batch in history)
+    def tell(self, number: int, history: list[int], last: int | None, state: Data) -> tuple[WitnessStep, ...]:
+        """What the batches of a history do with a key, up to op `last` or to the end."""
         steps: list[WitnessStep] = []
         for i in self.order.sequence:
             self.step(i)
             op = self.order.ops[i]
-            note = self.note(op, state) if op.batch in history and op.micro_batch in (None, 0) else None
+            shown = op.batch in history and (op.micro_batch in (None, 0) or i == last)
+            note = self.note(op, state, number) if shown else None
             if note is not None or i == last:
-                steps.append(self.witness_step(i, note or "uses it"))
+                steps.append(_step(self.order, i, note or "uses it"))
             if i == last:
                 break
         return tuple(steps)
 
-    def note(self, op: Op, state: Data) -> str | None:
-        cache = CACHES[state]
-        cached = self.shown(self.cached.get((cache, op.batch)))
+    def note(self, op: Op, state: Data, number: int) -> str | None:
+        """What the op leaves or reads of the key; None for an op that does not touch it."""
+        buffer = CACHES[state]
+        cached = f"{buffer} {op.batch}: {self.shown(self.cached.get((buffer, op.batch)), number)}"
         match op.kind:
-            case OpKind.LOOKUP if _writes(op, cache):
-                return f"copies {state} into {cache} {op.batch}: {cached}"
-            case OpKind.SYNC if _writes(op, cache):
-                return f"leaves {cache} {op.batch} {cached}"
+            case OpKind.LOOKUP if op_writes(op, buffer):
+                return f"copies {state} into {cached}"
+            case OpKind.SYNC if op_writes(op, buffer):
+                return f"leaves {cached}"
             case OpKind.FORWARD if state is Data.TABLE:
-                return f"reads rows {self.shown(self.embeddings.get((op.batch, op.micro_batch)))}"
-            case OpKind.UPDATE if _writes(op, cache):
-                return f"applies batch {op.batch}: {cache} {op.batch} {cached}"
-            case OpKind.ALL_REDUCE_TABLES if _writes(op, cache):
-                return f"averages over replicas: {cache} {op.batch} {cached}"
-            case OpKind.WRITE_BACK if _writes(op, state):
-                return f"leaves {state} {self.shown(self.states[state])}"
+                return f"reads rows {self.shown(self.embeddings.get((op.batch, op.micro_batch)), number)}"
+            case OpKind.UPDATE if op_writes(op, buffer):
+                return f"applies batch {op.batch} to {cached}"
+            case OpKind.ALL_REDUCE_TABLES if op_writes(op, buffer):
+                return f"averages {cached}"
+            case OpKind.WRITE_BACK | OpKind.UPDATE if op_writes(op, state):
+                return f"leaves {state} {self.shown(self.states[state], number)}"
         return None
+
+    def shown(self, version: Version | None, number: int) -> str:
+        """The updates that the version contains in one history."""
+        if version is None or version.undefined >> number & 1:
+            return "undefined"
+        found = [u for u, histories in enumerate(version.has) if histories >> number & 1]
+        local = [u for u, histories in enumerate(version.local) if histories >> number & 1]
+        return f"with updates {_listed(found)}" + (f", {_listed(local)} on this replica only" if local else "")
+
+
+def _step(order: Order, i: int, note: str) -> WitnessStep:
+    return WitnessStep(op=order.ops[i], stream=order.streams[i], note=note)
 
 
 def _listed(batches: list[int]) -> str:
     return ", ".join(map(str, batches)) if batches else "none"
-
-
-def _reads(op: Op, data: Data, batch: int | None = None) -> bool:
-    return any(a.data is data and batch in (None, a.batch) for a in op.reads)
-
-
-def _writes(op: Op, data: Data) -> bool:
-    return any(a.data is data for a in op.writes)
-
-
-@lru_cache(maxsize=256)
-def _histories_with(batch: int, steps: int) -> int:
-    """The bitset of all histories of `steps` batches that contain `batch`.
-
-    >>> bin(_histories_with(0, 2)), bin(_histories_with(1, 2))
-    ('0b1010', '0b1100')
-    """
-    block = 1 << batch
-    mask, width = ((1 << block) - 1) << block, 2 * block
-    while width < 1 << steps:
-        mask, width = mask | mask << width, 2 * width
-    return mask

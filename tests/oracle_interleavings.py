@@ -31,6 +31,7 @@ from nestpipe.ir import (
     Data,
     Op,
     OpKind,
+    OpRef,
     Program,
     Resource,
 )
@@ -38,6 +39,7 @@ from nestpipe.ir import (
 MAX_STATES = 2_000_000
 RANKS = (0, 1)
 POISON, ABSENT = "poison", "absent"
+REDUCES = (OpKind.ALL_REDUCE, OpKind.REDUCE_SCATTER)
 KEYED = frozenset({Data.TABLE, Data.OPTIMIZER, Data.ROWS, Data.MOMENTS})
 
 
@@ -89,6 +91,8 @@ class _Spec:
     op: Op
     waits: tuple[tuple[int, int], ...]  # (stream, position that must be reached)
     collective: bool
+    number: int
+    cells: tuple[int, ...]
     reads: tuple[tuple[Access, tuple[int, ...]], ...]
     writes: tuple[tuple[Access, tuple[int, ...]], ...]
 
@@ -100,7 +104,8 @@ class _Oracle:
         self.domains = any(s.resource in (Resource.DOMAIN, Resource.REPLICA) for s in program.streams)
         kinds = {op.kind for op in program.ops}
         self.averaged = OpKind.ALL_REDUCE_TABLES in kinds
-        self.reduced = OpKind.ALL_REDUCE in kinds
+        reduces = [op for op in program.ops if op.kind in REDUCES]
+        self.reduced = any(a.data is Data.DENSE_GRADS for op in reduces for a in op.reads)
         self.applied = self.find_applied()
         self.contents: list[Any] = []
         self.ids: dict[Any, int] = {}
@@ -122,17 +127,16 @@ class _Oracle:
     # -- what the program is ----------------------------------------------------------------------------------------
 
     def find_applied(self) -> set[Data]:
-        """The states that gradients are meant to reach."""
+        """The states that updates must reach: those for which there are gradients."""
+        written = {a.data for op in self.program.ops for a in op.writes}
+        used = {a.data for op in self.program.ops for a in op.reads} | written
         found: set[Data] = set()
-        used = {a.data for op in self.program.ops for a in (*op.reads, *op.writes)}
-        for op in self.program.ops:
-            written = {a.data for a in op.writes}
-            if op.kind is OpKind.UPDATE or (
-                op.kind is OpKind.WRITE_BACK and any(a.data is Data.OWNED_GRADS for a in op.reads)
-            ):
-                found |= written & {Data.DENSE}
-                if written & {Data.TABLE, Data.ROWS}:
-                    found |= {Data.TABLE} | ({Data.OPTIMIZER} if used & {Data.OPTIMIZER, Data.MOMENTS} else set())
+        if Data.DENSE_GRADS in written:
+            found.add(Data.DENSE)
+        if Data.ROW_GRADS in written or Data.OWNED_GRADS in written:
+            found.add(Data.TABLE)
+            if Data.OPTIMIZER in used or Data.MOMENTS in used:
+                found.add(Data.OPTIMIZER)
         return found
 
     def cell(self, data: Data, slot: int, piece: int | None) -> int:
@@ -152,22 +156,23 @@ class _Oracle:
         return batch if access.micro_batch is None else batch * self.num_micro + access.micro_batch
 
     def make_specs(self) -> list[list[_Spec]]:
-        where = {
-            op.ref: (s, 2 * i + 2) for s, stream in enumerate(self.program.streams) for i, op in enumerate(stream.ops)
-        }
-        return [
-            [
-                _Spec(
-                    op=op,
-                    waits=tuple(where[ref] for ref in op.after),
-                    collective=op.kind in COLLECTIVES and not (self.domains and stream.resource is Resource.DOMAIN),
-                    reads=tuple((a, self.cells_of(op, a)) for a in op.reads),
-                    writes=tuple((a, self.cells_of(op, a)) for a in op.writes),
-                )
-                for op in stream.ops
-            ]
-            for stream in self.program.streams
-        ]
+        streams = self.program.streams
+        where = {op.ref: (s, 2 * i + 2) for s, stream in enumerate(streams) for i, op in enumerate(stream.ops)}
+        return [[self.make_spec(op, stream.resource, where) for op in stream.ops] for stream in streams]
+
+    def make_spec(self, op: Op, resource: Resource, where: dict[OpRef, tuple[int, int]]) -> _Spec:
+        reads = tuple((a, self.cells_of(op, a)) for a in op.reads)
+        writes = tuple((a, self.cells_of(op, a)) for a in op.writes)
+        s, position = where[op.ref]
+        return _Spec(
+            op=op,
+            waits=tuple(where[ref] for ref in op.after),
+            collective=op.kind in COLLECTIVES and not (self.domains and resource is Resource.DOMAIN),
+            number=s * MAX_STATES + position,
+            cells=tuple(sorted({cell for _, cells in (*reads, *writes) for cell in cells})),
+            reads=reads,
+            writes=writes,
+        )
 
     def intern(self, content: Any) -> int:
         known = self.ids.get(content)
@@ -222,7 +227,7 @@ class _Oracle:
         if position % 2:
             return not spec.collective or state[1 - rank][s] >= position
         mine = state[rank]
-        return all(mine[stream] >= reached for stream, reached in spec.waits)
+        return all([mine[stream] >= reached for stream, reached in spec.waits])  # noqa: C419, it is faster
 
     def run_along(self, state: Any) -> Any:
         """Rank 1 goes as far as it can."""
@@ -230,47 +235,43 @@ class _Oracle:
         while moved:
             moved = False
             for s in range(len(self.specs)):
-                while self.enabled(state, 1, s):
+                while state[1][s] < self.end[s] and self.enabled(state, 1, s):
                     state, moved = self.fire(state, 1, s), True
         return state
 
     def fire(self, state: Any, rank: int, s: int) -> Any:
-        positions, memory, active = list(state[rank]), list(state[2 + rank]), list(state[4 + rank])
+        position, memory, active = state[rank][s], list(state[2 + rank]), list(state[4 + rank])
         others = state[5 - rank]
-        spec = self.specs[s][positions[s] // 2]
-        if positions[s] % 2 == 0:
+        spec = self.specs[s][position // 2]
+        if position % 2 == 0:
             captured = self.start(spec, rank, memory)
             active[s] = captured
-            if spec.collective and state[1 - rank][s] == positions[s] + 1:
-                both = (captured, others[s]) if rank == 0 else (others[s], captured)
-                active[s] = ("both", both)
-                others = (*others[:s], ("both", both), *others[s + 1 :])
+            if spec.collective and state[1 - rank][s] == position + 1:
+                both = self.intern(("both", captured, others[s]) if rank == 0 else ("both", others[s], captured))
+                active[s] = both
+                others = (*others[:s], both, *others[s + 1 :])
         else:
-            captured = active[s]
-            alone = self.domains and not spec.collective
-            shared = captured[1] if captured[0] == "both" else ((captured,) if alone else (captured, captured))
-            own = shared[rank] if captured[0] == "both" else captured
-            self.finish(spec, rank, memory, own, shared)
+            self.finish(spec, rank, memory, active[s])
             active[s] = None
-        positions[s] += 1
-        parts = [None] * 6
-        parts[rank], parts[2 + rank], parts[4 + rank] = tuple(positions), tuple(memory), tuple(active)
-        parts[1 - rank], parts[3 - rank], parts[5 - rank] = state[1 - rank], state[3 - rank], others
-        return tuple(parts)
+        positions = (*state[rank][:s], position + 1, *state[rank][s + 1 :])
+        if rank == 0:
+            return (positions, state[1], tuple(memory), state[3], tuple(active), others)
+        return (state[0], positions, state[2], tuple(memory), others, tuple(active))
 
     # -- an op starts -----------------------------------------------------------------------------------------------
 
-    def start(self, spec: _Spec, rank: int, memory: list[int]) -> tuple[Any, ...]:
+    def start(self, spec: _Spec, rank: int, memory: list[int]) -> int:
         """Samples what is read and puts what is written into flux; returns the sample."""
-        used = {cell for _, cells in (*spec.reads, *spec.writes) for cell in cells}
-        sample = {cell: memory[cell] for cell in used}
-        key = ("start", spec.op.ref, rank, tuple(sample.items()))
+        key = (spec.number, rank, *[memory[cell] for cell in spec.cells])
         done = self.memo.get(key)
         if done is None:
-            done = self.memo[key] = self.really_start(spec, rank, sample)
-        for cell, content in done:
+            sample = {cell: memory[cell] for cell in spec.cells}
+            marked = tuple(self.really_start(spec, rank, sample))
+            captured = self.intern(("own", tuple(sample.items()), marked))
+            done = self.memo[key] = (marked, captured)
+        for cell, content in done[0]:
             memory[cell] = content
-        return ("own", tuple(sample.items()), tuple(done))
+        return int(done[1])
 
     def really_start(self, spec: _Spec, rank: int, sample: dict[int, int]) -> list[tuple[int, int]]:
         op = spec.op
@@ -287,7 +288,7 @@ class _Oracle:
                 else:
                     if content[0] == "flux":
                         raise RaceFoundError(f"{op.ref} and {content[1]} write {access} at the same time")
-                    if access.data is not Data.DENSE and op.kind in (OpKind.ALL_REDUCE, OpKind.ALL_GATHER):
+                    if access.data is not Data.DENSE and op.kind in (*REDUCES, OpKind.ALL_GATHER):
                         self.expect(op, access, content)
                     content = ("flux", op.ref)
                 in_flux.append((cell, self.intern(content)))
@@ -357,15 +358,17 @@ class _Oracle:
 
     # -- an op ends -------------------------------------------------------------------------------------------------
 
-    def finish(self, spec: _Spec, rank: int, memory: list[int], own: Any, shared: tuple[Any, ...]) -> None:
+    def finish(self, spec: _Spec, rank: int, memory: list[int], captured: int) -> None:
         """Compares what was read, and writes."""
-        sample, marked = dict(own[1]), dict(own[2])
-        now = {cell: memory[cell] for cell in sample}
-        peers = tuple(tuple(peer[1]) for peer in shared)
-        key = ("end", spec.op.ref, rank, tuple(now.items()), own[1], own[2], peers)
+        key = (-1 - spec.number, rank, captured, *[memory[cell] for cell in spec.cells])
         done = self.memo.get(key)
         if done is None:
-            done = self.memo[key] = self.really_finish(spec, rank, now, sample, marked, [dict(p) for p in peers])
+            taken = self.contents[captured]
+            peers = [self.contents[peer] for peer in taken[1:]] if taken[0] == "both" else [taken]
+            own = peers[rank] if len(peers) > 1 else taken
+            now = {cell: memory[cell] for cell in spec.cells}
+            samples = [dict(peer[1]) for peer in peers]
+            done = self.memo[key] = self.really_finish(spec, rank, now, dict(own[1]), dict(own[2]), samples)
         for cell, content in done[0]:
             memory[cell] = content
         for name, content in done[1]:
@@ -416,7 +419,7 @@ class _Oracle:
                 return (*head, tuple(sorted(self.routed(rank, op.batch))))
             case Data.EMBEDDINGS:
                 return (*head, self.exchanged(spec, rank, sample, peers))
-            case Data.DENSE_GRADS if op.kind is OpKind.ALL_REDUCE:
+            case Data.DENSE_GRADS if op.kind in REDUCES:
                 return (*head, frozenset(r for peer in peers for r in self.contents[peer[cell]][2]))
             case Data.DENSE_GRADS:
                 return (*head, frozenset({rank}))
