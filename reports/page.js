@@ -184,7 +184,7 @@
     const lines = [
       `${data.kinds[run.k[i]].name}, batch ${run.b[i]}${micro}`,
       `rank ${rank.rank}, stream ${run.streams[run.s[i]]}`,
-      `starts ${ms(run.origin + rank.t[i])}, takes ${ms(rank.d[i] - wait)}`,
+      `starts at ${ms(rank.t[i] - panel.zero)} on this axis, takes ${ms(rank.d[i] - wait)}`,
     ];
     if (wait > 0) lines.push(`after waiting ${ms(wait)} for a peer`);
     return lines.join("\n");

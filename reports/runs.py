@@ -6,6 +6,7 @@ runs look alike; the command line writes them, `nestpipe report` and `nestpipe d
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -15,11 +16,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from nestpipe.errors import TraceError
-from nestpipe.timeline import Timeline
+from nestpipe.timeline import Timeline, from_frame
 from reports.records import FORMAT, Record, decode, encode
 from reports.timeline_file import read_timeline, write_timeline
+from traces.table import METADATA_KEY, read_table, to_timeline
 
 __all__ = ["RUN_FILE", "TIMELINE_FILE", "Run", "read_run", "read_side", "write_run"]
 
@@ -129,4 +133,23 @@ def read_side(path: str | os.PathLike[str]) -> tuple[str, Timeline]:
     if path.is_dir():
         run = read_run(path)
         return run.name, run.timeline
-    return path.stem, read_timeline(path)
+    return path.stem, _read_trace(path) if _is_trace(path) else read_timeline(path)
+
+
+def _is_trace(path: Path) -> bool:
+    """Whether a Parquet file is a trace table, which has its own metadata."""
+    with contextlib.suppress(OSError, pa.ArrowException):
+        return METADATA_KEY in (pq.read_schema(path).metadata or {})
+    return False
+
+
+def _read_trace(path: Path) -> Timeline:
+    """The ops of a trace table that have a place in a schedule."""
+    frame = to_timeline(read_table(path))
+    placed = frame["step"].notna() & frame["batch"].notna()
+    if not placed.any():
+        raise TraceError(f"{path}: no op of this trace has a step and a batch; a Timeline cannot be made of it")
+    try:
+        return from_frame(frame[placed].reset_index(drop=True), {"source": "measured", "schedule": path.stem})
+    except TraceError as error:
+        raise TraceError(f"{path}: {error}") from None

@@ -99,11 +99,9 @@ def _frame(table: pa.Table, path: Path) -> pd.DataFrame:
         if name in _TEXT:
             columns[name] = pd.Categorical(column.to_pandas())
         elif name in _NULLABLE:
-            _need_whole_numbers(column, name, path, nulls=True)
-            columns[name] = column.cast(pa.int64()).to_pandas(types_mapper={pa.int64(): pd.Int64Dtype()}.get)
+            columns[name] = _whole(column, name, path).to_pandas(types_mapper={pa.int64(): pd.Int64Dtype()}.get)
         else:
-            _need_whole_numbers(column, name, path, nulls=False)
-            columns[name] = column.cast(pa.int64()).to_numpy()
+            columns[name] = _whole(column, name, path).to_numpy()
     frame = pd.DataFrame(columns)
     for kind in frame["kind"].cat.categories:
         if kind not in set(OpKind):
@@ -111,11 +109,21 @@ def _frame(table: pa.Table, path: Path) -> pd.DataFrame:
     return frame
 
 
-def _need_whole_numbers(column: pa.ChunkedArray, name: str, path: Path, *, nulls: bool) -> None:
-    if not (pa.types.is_integer(column.type) or (nulls and pa.types.is_null(column.type))):
+def _whole(column: pa.ChunkedArray, name: str, path: Path) -> pa.ChunkedArray:
+    """The column as int64. Tools without nullable integers store those with empty cells as floats; these are taken."""
+    nullable = name in _NULLABLE
+    if not (pa.types.is_integer(column.type) or (nullable and _is_nullable_number(column.type))):
         raise TraceError(f"{path}: column {name} must hold whole numbers, got {column.type}")
-    if column.null_count and not nulls:
+    if column.null_count and not nullable:
         raise TraceError(f"{path}: column {name} must not have empty cells, got {column.null_count}")
+    try:
+        return column.cast(pa.int64())
+    except pa.ArrowInvalid as error:
+        raise TraceError(f"{path}: column {name} must hold whole numbers: {error}") from None
+
+
+def _is_nullable_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_null(kind) or pa.types.is_floating(kind))
 
 
 def _meta(table: pa.Table, path: Path) -> dict[str, Any]:
