@@ -8,13 +8,16 @@ has succeeded, so a crash or a full disk leaves the last good checkpoint as it w
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -41,22 +44,22 @@ def save(trainer: Trainer, directory: Path) -> Path:
     """
     world, batch = trainer.world, trainer.next_batch
     final = directory / f"batch-{batch:08d}"
-    partial = directory / f".{final.name}.partial"
+    draft = directory / f".{final.name}.partial"
     error: str | None = None
     digests: dict[str, str] = {}
     if world.rank == 0:
-        error = _attempt(lambda: _make_empty(partial))
+        error = _attempt(lambda: _make_empty(draft))
     if world.gather(error)[0] is None:
-        error = _attempt(lambda: digests.update(_write(trainer, partial)))
+        error = _attempt(lambda: digests.update(_write(trainer, draft)))
     problems = [f"rank {rank}: {problem}" for rank, problem in enumerate(world.gather(error)) if problem]
     found = {name: digest for part in world.gather(digests) for name, digest in part.items()}
     if world.rank == 0 and not problems:
-        error = _attempt(lambda: _publish(trainer, partial, final, found))
+        error = _attempt(lambda: _publish(trainer, draft, final, found))
         problems = [f"rank 0: {error}"] * bool(error)
     problems = world.gather(problems)[0]
     if problems:
         if world.rank == 0:
-            shutil.rmtree(partial, ignore_errors=True)
+            shutil.rmtree(draft, ignore_errors=True)
         kept = latest(directory)
         raise ExecutorError(
             f"checkpoint at batch {batch} failed on {'; '.join(problems)}; free space in {directory} or choose another "
@@ -65,7 +68,7 @@ def save(trainer: Trainer, directory: Path) -> Path:
     return final
 
 
-def _attempt(action: Any) -> str | None:
+def _attempt(action: Callable[[], object]) -> str | None:
     try:
         action()
     except OSError as error:
@@ -86,26 +89,38 @@ def _write(trainer: Trainer, directory: Path) -> dict[str, str]:
         for name, data in _STATES:
             for group, values in enumerate(worker.store.state(data)):
                 file = f"{name}-{group}-shard-{rank}.npy"
-                digests[file] = _write_file(directory / file, lambda out, values=values: np.save(out, values.numpy()))
+                digests[file] = _write_file(directory / file, partial(_save_array, values))
     random = {"torch": torch.get_rng_state(), "next_batch": trainer.next_batch}
     file = f"random-{rank}.pt"
-    digests[file] = _write_file(directory / file, lambda out: torch.save(random, out))
+    digests[file] = _write_file(directory / file, partial(_save_objects, random))
     if rank == 0:
         dense = {"model": worker.model.state_dict(), "moments": worker.dense.moments}
-        digests["dense.pt"] = _write_file(directory / "dense.pt", lambda out: torch.save(dense, out))
+        digests["dense.pt"] = _write_file(directory / "dense.pt", partial(_save_objects, dense))
     return digests
 
 
-def _write_file(path: Path, write: Any) -> str:
+def _write_file(path: Path, write: Callable[[BinaryIO], object]) -> str:
     with path.open("wb") as out:
-        try:
-            write(out)
-            out.flush()
-        except RuntimeError as error:
-            # torch's zip writer turns a full disk into a RuntimeError
-            raise OSError(str(error).splitlines()[0]) from None
+        write(out)
+        out.flush()
         os.fsync(out.fileno())
     return _digest(path)
+
+
+def _save_array(values: Tensor, out: BinaryIO) -> None:
+    # through a view of the file: numpy's own writing to real files loses the reason of a failure
+    np.lib.format.write_array(_Writer(out), values.numpy())
+
+
+class _Writer:
+    def __init__(self, out: BinaryIO) -> None:
+        self.write = out.write
+
+
+def _save_objects(objects: dict[str, Any], out: BinaryIO) -> None:
+    memory = io.BytesIO()
+    torch.save(objects, memory)
+    out.write(memory.getbuffer())
 
 
 def _digest(path: Path) -> str:
@@ -113,7 +128,7 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _publish(trainer: Trainer, partial: Path, final: Path, digests: dict[str, str]) -> None:
+def _publish(trainer: Trainer, draft: Path, final: Path, digests: dict[str, str]) -> None:
     layout = trainer.worker.layout
     manifest = {
         "version": _VERSION,
@@ -125,10 +140,10 @@ def _publish(trainer: Trainer, partial: Path, final: Path, digests: dict[str, st
         "files": dict(sorted(digests.items())),
     }
     text = json.dumps(manifest, indent=1) + "\n"
-    _write_file(partial / "manifest.json", lambda out: out.write(text.encode()))
+    _write_file(draft / "manifest.json", lambda out: out.write(text.encode()))
     if final.exists():
         shutil.rmtree(final)
-    os.replace(partial, final)
+    os.replace(draft, final)
     handle = os.open(final.parent, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -59,7 +59,7 @@ class RankPool:
     def __init__(self, world_size: int, *, timeout_s: float = 300.0) -> None:
         context = rank_context()
         port = free_port()
-        self.world_size, self.timeout_s = world_size, timeout_s
+        self.world_size, self.timeout_s, self.closed = world_size, timeout_s, False
         self._pipes: list[Connection] = []
         self._processes = []
         for rank in range(world_size):
@@ -76,6 +76,8 @@ class RankPool:
         Raises:
             ExecutorError: if a rank raises, dies or takes too long; the pool is closed then.
         """
+        if self.closed:
+            raise ExecutorError("the pool has been closed; make another one")
         for pipe in self._pipes:
             pipe.send((job, args, kwargs))
         results: dict[int, _T] = {}
@@ -103,6 +105,7 @@ class RankPool:
 
     def close(self) -> None:
         """End the ranks."""
+        self.closed = True
         for process in self._processes:
             process.kill()
         for process in self._processes:

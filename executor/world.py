@@ -7,8 +7,10 @@ process on a size mismatch; a fingerprint that differs becomes an error that nam
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -79,13 +81,14 @@ class Communicator:
                     f"has {_spell(head)}, rank {rank} has {_spell(other)}; every rank of a group must issue the same "
                     "collectives in the same order"
                 )
-        for peer, other in enumerate(theirs):
-            outgoing, expected = sent[peer] * width, other[4 + self.size + self.index]
+        # every rank looks at every pair, so that all of them fail together
+        for source, target in itertools.product(range(self.size), repeat=2):
+            outgoing, expected = theirs[source][4 + target], theirs[target][4 + self.size + source]
             if outgoing != expected:
                 raise ExecutorError(
                     f"ranks disagree about the splits of {op_name(op)} on stream {self.stream}: rank "
-                    f"{self.ranks[self.index]} sends {outgoing} bytes to rank {self.ranks[peer]}, which expects "
-                    f"{expected}"
+                    f"{self.ranks[source]} sends {outgoing} bytes to rank {self.ranks[target]}, "
+                    f"which expects {expected}"
                 )
 
     def _device(self) -> torch.device:
@@ -183,14 +186,12 @@ def join_world(
     run, restart = (os.environ.get(f"TORCHELASTIC_{name}", "0") for name in ("RUN_ID", "RESTART_COUNT"))
     prefix = f"nestpipe/{run}/{restart}"
     try:
-        store: Store = TCPStore(
-            address[0],
-            address[1],
-            world_size,
-            is_master=rank == 0 and not agent,
-            timeout=timedelta(seconds=rendezvous_s),
-            wait_for_workers=False,
-        )
+        wait = timedelta(seconds=rendezvous_s)
+        master = rank == 0 and not agent
+        store = _within(rendezvous_s, lambda: TCPStore(*address, world_size, master, wait, False))
+        arrivals = PrefixStore(f"{prefix}/arrivals", store)
+        arrivals.set(str(rank), "here")
+        arrivals.wait([str(other) for other in range(world_size)], wait)
         dist.init_process_group(
             backend if device == "cpu" else f"cpu:gloo,cuda:{backend}",
             store=PrefixStore(prefix, store),
@@ -209,6 +210,26 @@ def join_world(
         address=address,
         prefix=prefix,
     )
+
+
+def _within(seconds: float, connect: Callable[[], Store]) -> Store:
+    """What `connect` returns, given up after a while: a stranger on the port may accept and never answer."""
+    found: list[Store | Exception] = []
+
+    def run() -> None:
+        try:
+            found.append(connect())
+        except Exception as error:
+            found.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not found:
+        raise RuntimeError("whoever listens there does not answer")
+    if isinstance(found[0], Exception):
+        raise found[0]
+    return found[0]
 
 
 def _number(name: str, default: int) -> int:
