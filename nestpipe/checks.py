@@ -228,7 +228,7 @@ def _report(
         dense_staleness=facts.dense,
         key_classes=classes,
         findings=tuple(sorted(facts.findings, key=lambda f: -_SEVERITY.index(f.verdict))),
-        peak_buffers=facts.peaks,
+        peak_buffers={} if facts.hopeless else facts.peaks,
         bytes_per_rank=bytes_per_rank,
         notes=_notes(schedule, facts),
         num_batches=num_batches,

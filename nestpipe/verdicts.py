@@ -61,8 +61,10 @@ class KeyClass:
 class Report:
     """The answer of a check.
 
-    `staleness` maps the distance d to the number of updates that keys last touched d batches ago may be behind; it is
-    empty where versions are not defined. `num_batches` is the size of the largest program examined.
+    `staleness` maps the distance d to the number of updates that keys last touched d batches ago may be behind. A race,
+    deadlock or broken rule ends the examination: `staleness` then holds what the shortest program that shows it has, or
+    nothing where versions are not defined, and `peak_buffers` is empty. `num_batches` is the size of the largest
+    program examined, `bytes_per_rank` what the declared slots take.
     """
 
     schedule: str

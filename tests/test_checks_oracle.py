@@ -1,0 +1,112 @@
+"""The checks against the brute-force oracle: the catalogue and every small damage to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from nestpipe.checks import check, check_programs
+from nestpipe.errors import ScheduleError
+from nestpipe.ir import Loop, Program, unroll, with_micro_batches
+from nestpipe.schedules import load, names
+from nestpipe.verdicts import Report, Verdict
+from tests.oracle_interleavings import Outcome, explore
+from tests.schedule_mutants import damaged_buffers, mutants
+
+SAFE = (Verdict.SYNCHRONOUS, Verdict.STALE)
+SAMPLE_STRIDE = 9
+
+
+def small(name: str) -> Loop:
+    """The schedule with two micro-batches, if it is about micro-batches at all."""
+    loop = load(name)
+    return with_micro_batches(loop, min(2, loop.micro_batches))
+
+
+def stale_distances(found: Outcome | Report) -> dict[int, int]:
+    return {distance: stale for distance, stale in found.staleness.items() if stale}
+
+
+def disagreement(program: Program, truth: Outcome) -> str | None:
+    """How the verdict on one program differs from what its interleavings show."""
+    report = check_programs((program,))
+    if report.verdict is Verdict.MALFORMED:
+        return None if truth.verdict in ("race", "deadlock") else f"malformed, but {truth.verdict}"
+    if report.verdict.value != truth.verdict:
+        return f"{report.verdict}, but {truth.verdict}: {truth.why}"
+    if report.verdict in SAFE and stale_distances(report) != stale_distances(truth):
+        return f"stale {stale_distances(report)}, but {stale_distances(truth)}"
+    if report.verdict in SAFE and report.dense_staleness != truth.dense_staleness:
+        return f"dense stale {report.dense_staleness}, but {truth.dense_staleness}"
+    return None
+
+
+def disagreements(loop: Loop, max_batches: int, *, complete: bool) -> Iterator[str]:
+    """Differences for programs of 1 to `max_batches` batches, until one is unsafe, and for the loop itself.
+
+    `complete`: these batches suffice to show what is unsafe, so that a loop judged unsafe must have been seen to be.
+    """
+    report = check(loop)
+    stale: dict[int, int] = {}
+    for num_batches in range(1, max_batches + 1):
+        try:
+            program = unroll(loop, num_batches)
+        except ScheduleError:
+            if report.verdict is not Verdict.MALFORMED:
+                yield f"{report.verdict}, but cannot be unrolled"
+            return
+        truth = explore(program)
+        if (difference := disagreement(program, truth)) is not None:
+            yield f"{num_batches} batches: {difference}"
+        if truth.verdict not in SAFE:
+            if report.verdict in SAFE:
+                yield f"loop judged {report.verdict}, but {num_batches} batches are a {truth.verdict}: {truth.why}"
+            return
+        stale |= {d: max(k, stale.get(d, 0)) for d, k in stale_distances(truth).items()}
+    if complete and (report.verdict not in SAFE or stale_distances(report) != stale):
+        yield f"loop judged {report.verdict} {stale_distances(report)}, but all programs are safe, stale {stale}"
+
+
+def all_disagreements(damaged: list[tuple[str, Loop]], max_batches: int, *, complete: bool) -> list[str]:
+    return [
+        f"{loop.name}, {name}: {difference}"
+        for name, loop in damaged
+        for difference in disagreements(loop, max_batches, complete=complete)
+    ]
+
+
+@pytest.mark.parametrize("name", names())
+def test_catalogue_verdicts_are_what_all_interleavings_show(name: str) -> None:
+    assert not all_disagreements([("as it is", small(name))], 4, complete=False)
+
+
+@pytest.mark.parametrize("name", names())
+def test_sample_of_damaged_schedules_is_judged_as_all_interleavings_show(name: str) -> None:
+    sample = list(mutants(small(name)))[::SAMPLE_STRIDE]
+    assert len(sample) >= 5
+    assert not all_disagreements(sample, 4, complete=False)
+
+
+def test_damages_are_many_and_different() -> None:
+    for name in names():
+        damaged = [loop for _, loop in mutants(load(name))]
+        assert len(damaged) > 60
+        assert load(name) not in damaged
+
+
+def test_oracle_runs_ranks_at_different_speeds_and_sees_overlap() -> None:
+    assert explore(unroll(small("nestpipe"), 3)).num_states > 1000
+    assert explore(unroll(small("sync"), 3)).num_states < 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", names())
+def test_every_damaged_schedule_is_judged_as_all_interleavings_show(name: str) -> None:
+    assert not all_disagreements(list(mutants(small(name))), 6, complete=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", names())
+def test_every_buffer_and_access_damage_is_judged_as_all_interleavings_show(name: str) -> None:
+    assert not all_disagreements(list(damaged_buffers(small(name))), 5, complete=False)
