@@ -1,0 +1,166 @@
+"""Where the chunks of a sweep are evaluated: this process, processes on this machine, or a Dask cluster.
+
+Every backend is a generator: it takes chunks, keeps a few in flight per worker, and yields them with their results as
+they finish, in any order. What a chunk gives does not depend on where it ran.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from functools import lru_cache
+from itertools import islice
+from multiprocessing import get_context
+from typing import Any, NamedTuple, TypeAlias
+
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from nestpipe.errors import NestPipeError
+from sim.evaluate import Evaluator
+from sim.grid import Grid
+from sim.sweep_store import schema_of, table_of
+
+__all__ = ["DASK_TIMEOUT_S", "Chunk", "Finished", "evaluate_chunk", "on_dask", "on_processes", "on_this_process"]
+
+DASK_TIMEOUT_S = 5
+_IN_FLIGHT_PER_WORKER = 3
+
+
+class Chunk(NamedTuple):
+    """Some points of the grid to evaluate together, with how many seeds."""
+
+    number: int
+    rung: int
+    indices: tuple[int, ...]
+    max_seeds: int | None
+
+
+Finished: TypeAlias = tuple[Chunk, pa.Table]
+
+
+@lru_cache(maxsize=4)
+def _loaded(packed: bytes, max_seeds: int | None) -> tuple[Evaluator, pa.Schema]:
+    grid: Grid = pickle.loads(packed)
+    return Evaluator(grid=grid, max_seeds=max_seeds), schema_of(grid)
+
+
+def evaluate_chunk(packed: bytes, chunk: Chunk) -> pa.Table:
+    """The rows of one chunk.
+
+    Args:
+        packed: the pickled grid, so that a worker needs nothing but the package; it is unpacked once per process.
+        chunk: what to evaluate.
+    """
+    evaluator, schema = _loaded(packed, chunk.max_seeds)
+    rows = [evaluator.row(evaluator.grid[index]) | {"rung": chunk.rung} for index in chunk.indices]
+    return table_of(rows, schema)
+
+
+def on_this_process(packed: bytes, chunks: Iterator[Chunk]) -> Iterator[Finished]:
+    """One after the other, here."""
+    for chunk in chunks:
+        yield chunk, evaluate_chunk(packed, chunk)
+
+
+_PACKED: list[bytes] = []
+
+
+def _start(packed: bytes) -> None:
+    _PACKED[:] = [packed]
+
+
+def _run(chunk: Chunk) -> pa.Table:
+    return evaluate_chunk(_PACKED[0], chunk)
+
+
+def on_processes(packed: bytes, chunks: Iterator[Chunk], workers: int) -> Iterator[Finished]:
+    """On `workers` processes of this machine.
+
+    Raises:
+        NestPipeError: if one of them dies.
+    """
+    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_start, initargs=(packed,))
+    running: dict[Future[pa.Table], Chunk] = {}
+    try:
+        for chunk in islice(chunks, _IN_FLIGHT_PER_WORKER * workers):
+            running[pool.submit(_run, chunk)] = chunk
+        while running:
+            done, _ = wait(running, return_when=FIRST_COMPLETED)
+            for future in done:
+                chunk = running.pop(future)
+                table = future.result()
+                running |= {pool.submit(_run, more): more for more in islice(chunks, 1)}
+                yield chunk, table
+    except BrokenProcessPool:
+        raise NestPipeError(
+            "a worker process died, perhaps for want of memory; what had finished is kept: run again with the same "
+            "--out, with fewer --workers if memory is short"
+        ) from None
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def on_dask(packed: bytes, chunks: Iterator[Chunk], address: str) -> Iterator[Finished]:
+    """On the workers of a Dask cluster.
+
+    Raises:
+        NestPipeError: if dask is not installed, the scheduler does not answer, it has no workers, or a chunk fails.
+    """
+    client, as_completed = _connect(address)
+
+    try:
+        workers = len(client.scheduler_info(n_workers=-1)["workers"])
+        if not workers:
+            raise NestPipeError(f"--dask {address}: the scheduler has no workers; start some: dask worker {address}")
+        running: dict[str, Chunk] = {}
+        prefix = f"nestpipe-{uuid.uuid4().hex}"
+
+        def submit(chunk: Chunk) -> Any:
+            future = client.submit(
+                evaluate_chunk, packed, chunk, key=f"{prefix}-{chunk.rung}-{chunk.number}", pure=False
+            )
+            running[future.key] = chunk
+            return future
+
+        completed = as_completed([submit(chunk) for chunk in islice(chunks, _IN_FLIGHT_PER_WORKER * workers)])
+        for future in completed:
+            chunk, table = running.pop(future.key), _result(future, address)
+            for more in islice(chunks, 1):
+                completed.add(submit(more))
+            yield chunk, table
+    finally:
+        client.close(timeout=DASK_TIMEOUT_S)
+
+
+def _connect(address: str) -> tuple[Any, Any]:
+    """A client of the scheduler, and what waits for futures."""
+    try:
+        distributed: Any = importlib.import_module("distributed")
+    except ImportError:
+        raise NestPipeError("--dask needs Dask: pip install 'nestpipe[sweep]'") from None
+    try:
+        client = distributed.Client(address, timeout=DASK_TIMEOUT_S, set_as_default=False)
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise NestPipeError(
+            f"--dask {address}: no Dask scheduler answers within {DASK_TIMEOUT_S} s ({reason}); check the address, "
+            "for example tcp://host:8786"
+        ) from None
+    return client, distributed.as_completed
+
+
+def _result(future: Any, address: str) -> pa.Table:
+    try:
+        table: pa.Table = future.result()
+    except NestPipeError:
+        raise
+    except Exception as error:
+        raise NestPipeError(
+            f"--dask {address}: a chunk failed on a worker: {type(error).__name__}: {error}; the workers need the same "
+            "version of nestpipe; what had finished is kept"
+        ) from error
+    return table
