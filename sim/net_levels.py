@@ -85,8 +85,9 @@ class Levels:
     triangular.
     """
 
-    def __init__(self, capacity: Floats) -> None:
+    def __init__(self, capacity: Floats, least_weight: float) -> None:
         self.capacity = capacity
+        self.holding = 0.5 * least_weight  # a link that holds flows back has at least one of them
         self.num_links = len(capacity)
         self.level = np.full(self.num_links + 2, np.inf)
         self.level[-1] = 1.0
@@ -165,7 +166,7 @@ class Levels:
         """Levels of the links that hold flows back; False if the system makes no sense."""
         self.solves += 1
         order = self.order[:-1]
-        holding = self.holds.diagonal().take(order) > 0.5
+        holding = self.holds.diagonal().take(order) > self.holding
         order = order[holding]
         system = self.holds.take(order, axis=0).take(order, axis=1)
         found = dtrsv(system.T, self.capacity.take(order), lower=0, trans=1)

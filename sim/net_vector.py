@@ -20,11 +20,12 @@ class _Active:
 
     def __init__(self, problem: FlowProblem) -> None:
         self.problem = problem
-        self.levels = Levels(problem.capacity)
+        weight = problem.weight
+        self.levels = Levels(problem.capacity, 1.0 if weight is None else float(weight[weight > 0].min(initial=1.0)))
         width = problem.routes.shape[1]
         self.flow = np.zeros(0, dtype=np.int64)
         self.routes = np.zeros((width, 0), dtype=np.int64)
-        self.weight = None if problem.weight is None else np.zeros((width, 0))
+        self.weight = None if weight is None else np.zeros((width, 0))
         self.left = np.zeros(0)
         self.bottleneck = np.zeros(0, dtype=np.int64)
         self.num_live = 0

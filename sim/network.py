@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nestpipe.errors import CaseError
 from sim.net_events import simulate_events
@@ -19,7 +20,7 @@ from sim.net_fold import fold
 from sim.net_problem import Floats, FlowProblem, Ints
 from sim.net_vector import simulate_vector
 
-__all__ = ["FlowProblem", "Measured", "flow_problem", "measure", "simulate"]
+__all__ = ["FlowProblem", "Measured", "flow_problem", "measure", "run_rows", "simulate"]
 
 CHAOTIC_ABOVE = 1e-6  # relative change of the completion time under a relative change of 1e-9 of the bandwidths
 PERTURBATION = 1e-9
@@ -48,12 +49,14 @@ class Measured:
     draws: tuple[float, ...]
 
 
-def flow_problem(*, routes: np.ndarray, capacity: Floats, size: Floats, delay: Floats) -> FlowProblem:
-    """Independent flows, each starting `delay` seconds after time 0, as a problem for `simulate`."""
+def flow_problem(
+    *, routes: NDArray[np.int32], capacity: Floats, size: Floats, delay: Floats, weight: Floats | None = None
+) -> FlowProblem:
+    """Independent flows, each starting `delay` seconds after time 0, as a problem for `simulate` or `run_rows`."""
     flows = len(size)
     return FlowProblem(
         routes=routes,
-        weight=None,
+        weight=weight,
         capacity=capacity,
         size=size,
         delay=delay,
@@ -90,6 +93,12 @@ def simulate(problem: FlowProblem, flow_tag: Ints, node_tag: Ints) -> tuple[Floa
     if np.isnan(finish).any():
         raise CaseError(f"{int(np.isnan(finish).sum())} flows are never released; the schedule waits for itself")
     return finish, rows
+
+
+def run_rows(problem: FlowProblem) -> Floats:
+    """End of every flow in s of independent flows as they are, without looking for symmetry."""
+    problem.check()
+    return _run(problem, np.zeros(problem.num_flows, dtype=np.int64))
 
 
 def _run(problem: FlowProblem, flow_tag: Ints) -> Floats:
