@@ -369,6 +369,8 @@ def read_bus_ratios(path: str | os.PathLike[str]) -> pd.DataFrame:
             world = int(ranks[1]) if ranks else (8 * num_nodes if num_nodes else None)
             size, ratio = _cell(str(path), line, {"Size": row[0]}, "Size"), _cell(str(path), line, {label: cell}, label)
             records.append((int(size), num_nodes, world, label.strip(), ratio))
+    if not records:
+        raise TraceError(f"{path}: the ratio table has no figure in it")
     frame = pd.DataFrame(records, columns=["size_bytes", "num_nodes", "world_size", "label", "busbw_ratio"])
     return frame.astype({"size_bytes": "int64", "num_nodes": "Int64", "world_size": "Int64", "busbw_ratio": "float64"})
 

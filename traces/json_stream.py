@@ -172,7 +172,7 @@ class EventStream:
                 raise self._error(f"a single value is longer than {VALUE_CHARS_MAX} characters; this is no trace")
             self._fill()
             return
-        for spelling, number in _LONE_NUMBERS.items():
+        for spelling, number in _LONE_NUMBERS.items() if error.msg == "Expecting value" else ():
             # Kineto prints C's spelling of a bandwidth over a duration of zero
             if self._text[error.pos : error.pos + len(spelling)].lower() == spelling:
                 self._text = self._text[: error.pos] + number + self._text[error.pos + len(spelling) :]

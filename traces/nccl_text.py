@@ -161,7 +161,7 @@ def parse_text(path: str, lines: Iterable[tuple[int, str]]) -> tuple[LogHeader, 
         if rank := _RANK_LINE.match(text):
             ranks.add(int(rank[1]))
         elif found := _AVERAGE.search(text):
-            average = float(found[1]) if _is_number(found[1]) else None
+            average = float(found[1]) if _NUMBER.match(found[1]) and float(found[1]) < 1e9 else None
         elif start := _START.search(text):
             test = start[1]
         elif shape := _header_shape(text):

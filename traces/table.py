@@ -215,7 +215,7 @@ def validate(frame: pd.DataFrame, where: str = "trace table") -> pd.DataFrame:
             raise TraceError(f"{where}: {unknown_name('kind', str(kind), KINDS)}")
     for name in REQUIRED:
         _row_error(table, table[name].isna(), where, name, "must not be missing")
-    origins = table["source"].str.partition(":")[0]
+    origins = table["source"].map(lambda text: text.partition(":")[0], na_action="ignore")
     _row_error(
         table, ~origins.isin([o.value for o in Origin]), where, "source", f"must start with one of {', '.join(Origin)}"
     )
