@@ -31,7 +31,16 @@ def inline_svg(figure: Figure, name: str, words: str) -> str:
         figure.savefig(out, format="svg", metadata=FORMATS[".svg"])
     text = out.getvalue()
     text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
-    text = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', text)
+    seen: set[str] = set()
+
+    def once(found: re.Match[str]) -> str:
+        """The id with the prefix; nothing where a marker that was defined before is defined again, alike."""
+        if found[1] in seen:
+            return ""
+        seen.add(found[1])
+        return f' id="{name}-{found[1]}"'
+
+    text = re.sub(r'\sid="([^"]+)"', once, text)
     text = re.sub(r'(href="#|url\(#)', rf"\1{name}-", text)
     for colour, variable in _VARIABLES.items():
         text = text.replace(colour, variable)
