@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+import pandas as pd
 
 from nestpipe.checks import require_safe
 from nestpipe.errors import CaseError
@@ -15,11 +17,14 @@ from nestpipe.timeline import Timeline
 from nestpipe.units import ns_to_ms
 from sim.bound import Bound, max_cycle_ratio
 from sim.costs import Jitter, TimedCosts
+from sim.demand import Demand, demands_of_case
 from sim.engine import simulate
 from sim.folding import World
+from sim.hardware import HardwareCosts
+from topologies.cluster import Cluster
 from traces.case import Case, Workload, batch_times
 
-__all__ = ["Run", "case_loop", "case_run", "case_step_ms", "provenance", "require_runnable"]
+__all__ = ["Run", "case_loop", "case_run", "case_step_ms", "hardware_run", "provenance", "require_runnable"]
 
 _FITTED = frozenset({OpKind.FORWARD, OpKind.BACKWARD, OpKind.UPDATE, OpKind.ALL_TO_ALL_ROWS, OpKind.ALL_TO_ALL_GRADS})
 _STAGES = LOOKUP_PATH - {OpKind.DEDUP, OpKind.SYNC}
@@ -34,12 +39,16 @@ class Run:
         metrics: of the steady steps.
         bound: the step time without contention and jitter, and its critical cycle.
         provenance: the share of the critical cycle that rests on each kind of number.
+        stages: with a topology, for each op kind its time alone, the resource that sets it and how full that is.
+        load: with a topology, for each resource the work done and its utilisation over the run.
     """
 
     timeline: Timeline
     metrics: StepMetrics
     bound: Bound
     provenance: Mapping[str, float]
+    stages: pd.DataFrame | None = None
+    load: pd.DataFrame | None = None
 
 
 def case_loop(case: Case, loop: Loop, values: Mapping[str, float], micro_batches: int | None = None) -> Loop:
@@ -73,6 +82,7 @@ def case_run(
     world_size: int,
     *,
     values: Mapping[str, float] | None = None,
+    cluster: Cluster | None = None,
     steps: int = 20,
     jitter: Jitter | None = None,
     fold_ranks: bool = True,
@@ -87,6 +97,7 @@ def case_run(
         loop: the schedule, with the number of micro-batches to run.
         world_size: number of ranks; the domain, where the schedule has one, is the case's or the whole world.
         values: the assumptions; by default the case's own.
+        cluster: the hardware that ops share where they overlap; None for ops that share nothing.
         steps: batches to run.
         jitter: differences between ranks.
         fold_ranks: one representative per class of ranks that are alike.
@@ -100,22 +111,92 @@ def case_run(
     """
     values = case.values() if values is None else values
     world = World(world_size=world_size, domain_size=max(1, min(int(values["domain_size"]), world_size)))
+    meta = {"case": case.case, **(meta or {})}
+    global_batch = case.batch_per_worker * world_size
     if check:
         require_runnable(loop)
-    costs = TimedCosts(
-        batch_ns=batch_times(work, values, loop, world_size),
+    if cluster is None:
+        costs = TimedCosts(
+            batch_ns=batch_times(work, values, loop, world_size),
+            micro_batches=loop.micro_batches,
+            jitter=jitter or Jitter(),
+        )
+        timeline = simulate(unroll(loop, steps), costs, world, fold_ranks=fold_ranks, meta=meta)
+        bound = max_cycle_ratio(loop, costs.op_ns)
+        rests = provenance(case, bound, world_size)
+        return Run(
+            timeline=timeline, metrics=measure(timeline, global_batch=global_batch), bound=bound, provenance=rests
+        )
+    demands = demands_of_case(work, values, loop, cluster, world_size)
+    run = hardware_run(
+        loop,
+        cluster,
+        demands,
+        world,
+        global_batch=global_batch,
+        steps=steps,
+        jitter=jitter,
+        fold_ranks=fold_ranks,
+        meta=meta,
+    )
+    return replace(run, provenance=provenance(case, run.bound, world_size))
+
+
+def hardware_run(
+    loop: Loop,
+    cluster: Cluster,
+    demands: Mapping[OpKind, Demand],
+    world: World,
+    *,
+    global_batch: int,
+    steps: int = 20,
+    jitter: Jitter | None = None,
+    fold_ranks: bool = True,
+    compute_efficiency: float = 1.0,
+    meta: Mapping[str, Any] | None = None,
+) -> Run:
+    """Simulates a schedule on a cluster whose resources the ops share.
+
+    Args:
+        loop: the schedule, with the number of micro-batches to run.
+        cluster: the hardware.
+        demands: what each op kind asks for, per rank and batch.
+        world: number of ranks and size of a domain.
+        global_batch: samples per step over all ranks.
+        steps: batches to run.
+        jitter: differences between ranks.
+        fold_ranks: one representative per class of ranks that are alike.
+        compute_efficiency: share of the accelerator's arithmetic rate that is reached.
+        meta: further facts for the Timeline.
+
+    Raises:
+        CaseError, TopologyError: if a number is impossible.
+    """
+    costs = HardwareCosts(
+        cluster,
+        demands,
+        world_size=world.world_size,
         micro_batches=loop.micro_batches,
-        jitter=jitter or Jitter(),
+        domain_size=world.domain_size,
+        jitter=jitter,
+        compute_efficiency=compute_efficiency,
     )
-    timeline = simulate(
-        unroll(loop, steps), costs, world, fold_ranks=fold_ranks, meta={"case": case.case, **(meta or {})}
-    )
-    bound = max_cycle_ratio(loop, costs.op_ns)
+    meta = {"topology": cluster.name, **(meta or {})}
+    timeline = simulate(unroll(loop, steps), costs, world, fold_ranks=fold_ranks, meta=meta)
+    resources = {op.kind: stream.resource for stream in loop.streams for op in stream.ops}
+    bound = max_cycle_ratio(loop, lambda op: costs.op_ns(op, resources[op.kind]))
+    total = sum(step.ns for step in bound.cycle) or 1
+    rests: dict[str, float] = {}
+    for step in bound.cycle:
+        origin = demands[step.kind].origin if step.kind in demands else "assumed"
+        rests[origin] = rests.get(origin, 0.0) + step.ns / total
     return Run(
         timeline=timeline,
-        metrics=measure(timeline, global_batch=case.batch_per_worker * world_size),
+        metrics=measure(timeline, global_batch=global_batch),
         bound=bound,
-        provenance=provenance(case, bound, world_size),
+        provenance=dict(sorted(rests.items())),
+        stages=costs.stages(resources),
+        load=costs.load(),
     )
 
 

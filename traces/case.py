@@ -62,6 +62,7 @@ ASSUMPTIONS: Final[Mapping[str, tuple[float, float]]] = MappingProxyType(
         "all_reduce_ms": (0, math.inf),
         "domain_size": (1, math.inf),
         "table_sync_ms": (0, math.inf),
+        "key_bytes_share": (0, 1),
     }
 )
 _WHOLE: Final = frozenset({"micro_batches", "domain_size"})
@@ -329,7 +330,9 @@ def batch_times(work: Workload, assumptions: Mapping[str, float], loop: Loop, wo
     """
     kinds = {op.kind: stream.resource for stream in loop.streams for op in stream.ops}
     in_domain = kinds.get(OpKind.ALL_TO_ALL_ROWS) is Resource.DOMAIN
-    peers = min(assumptions["domain_size"], world_size) if in_domain else world_size
+    domain = min(assumptions["domain_size"], world_size)
+    peers = domain if in_domain else world_size
+    replicas = world_size / domain
     duplication = assumptions["row_duplication"] if loop.micro_batches > 1 else 1.0
     communication = work.communication.at(peers) * duplication
     compute = work.compute.at(world_size)
@@ -344,7 +347,7 @@ def batch_times(work: Workload, assumptions: Mapping[str, float], loop: Loop, wo
         OpKind.BACKWARD: compute * backward_share,
         OpKind.UPDATE: compute * assumptions["update_share"],
         OpKind.ALL_REDUCE: assumptions["all_reduce_ms"],
-        OpKind.ALL_REDUCE_TABLES: assumptions["table_sync_ms"],
+        OpKind.ALL_REDUCE_TABLES: assumptions["table_sync_ms"] if replicas > 1 else 0.0,
         **{kind: stages * assumptions[share] for kind, share in _STAGES.items()},
     }
     return {kind: ms_to_ns(time) for kind, time in times_ms.items() if kind in kinds}

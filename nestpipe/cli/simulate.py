@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from nestpipe.cli._common import Format, digest, provenance
 from nestpipe.errors import CaseError
+
+if TYPE_CHECKING:
+    from nestpipe.ir import Loop
+    from sim.run import Run
+    from topologies.cluster import Cluster
 
 __all__ = ["simulate"]
 
@@ -27,13 +35,24 @@ def _stragglers(texts: list[str]) -> dict[int, float]:
 
 def simulate(
     schedule: Annotated[str, typer.Option(metavar="NAME|FILE", help="A catalogue name or a file of schedule text.")],
-    case: Annotated[str, typer.Option(metavar="NAME|FILE", help="A case: costs per op kind.")] = "nestpipe_paper",
+    case: Annotated[
+        str, typer.Option(metavar="NAME|FILE", help="A published cluster: costs per op kind.")
+    ] = "nestpipe_paper",
+    model: Annotated[
+        str | None, typer.Option(help="Instead of a case: hstu, fuxi_alpha or dlrm on --topology.")
+    ] = None,
+    topology: Annotated[
+        str | None, typer.Option(metavar="NAME|FILE", help="Hardware that ops share where they overlap.")
+    ] = None,
     world_size: Annotated[
         int | None, typer.Option(help="Number of ranks; the case's headline size by default.")
     ] = None,
+    base_world_size: Annotated[int | None, typer.Option(help="Size that scaling efficiency is relative to.")] = None,
     steps: Annotated[int, typer.Option(help="Batches to run.")] = 20,
+    batch: Annotated[int | None, typer.Option(help="Samples per rank and step, with --model.")] = None,
     micro_batches: Annotated[int | None, typer.Option(help="Micro-batches per batch.")] = None,
     domain_size: Annotated[int | None, typer.Option(help="Ranks per domain, for 2D sparse parallelism.")] = None,
+    compute_efficiency: Annotated[float, typer.Option(help="Share of peak arithmetic reached, with --model.")] = 1.0,
     jitter: Annotated[float, typer.Option(help="Coefficient of variation of each local op of each rank.")] = 0.0,
     straggler: Annotated[
         list[str] | None, typer.Option(metavar="RANK:FACTOR", help="A slower rank; repeatable.")
@@ -43,28 +62,30 @@ def simulate(
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the run here, for report and diff.")] = None,
     output: Annotated[Format, typer.Option("--format")] = Format.TEXT,
 ) -> None:
-    """Simulates one schedule on a case's cluster and prints its metrics, where the time goes and what limits it."""
+    """Simulates one schedule and prints its metrics, where the time goes and what limits it."""
     from nestpipe.schedules import load
     from nestpipe.text import show
     from sim.costs import Jitter
-    from sim.reproduce import run_metrics, status_of
-    from sim.run import case_loop, case_run
-    from traces.case import load_case, workload
+    from sim.reproduce import run_metrics
+    from sim.run import require_runnable
+    from topologies.cluster import load_cluster
 
-    the_case = load_case(case)
-    if world_size is None:
-        world_size = the_case.headline_world_size
-    values = the_case.values()
-    if domain_size is not None:
-        values["domain_size"] = domain_size
-    loop = case_loop(the_case, load(schedule), values, micro_batches)
-    work = workload(the_case)
+    cluster = None if topology is None else load_cluster(topology)
     noise = Jitter(cv=jitter, stragglers=_stragglers(straggler or []), seed=seed)
+    runner = (
+        _Runner.of_case(case, cluster, domain_size)
+        if model is None
+        else _Runner.of_model(model, cluster, batch, domain_size, compute_efficiency)
+    )
+    world_size = world_size or runner.headline_world_size
+    base = base_world_size or min(runner.base_world_size, world_size)
+    loop = runner.loop(load(schedule), micro_batches)
+    require_runnable(loop)
     facts = provenance(
         schedule=schedule,
         schedule_digest=digest(show(loop)),
-        case=the_case.case,
-        case_source=the_case.source,
+        **runner.facts,
+        topology=None if cluster is None else cluster.name,
         world_size=world_size,
         micro_batches=loop.micro_batches,
         steps=steps,
@@ -72,32 +93,27 @@ def simulate(
         seed=seed if jitter else None,
         stragglers=straggler,
     )
-    run = case_run(
-        the_case, work, loop, world_size, values=values, steps=steps, jitter=noise, fold_ranks=not unfold, meta=facts
-    )
-    baseline_loop = case_loop(the_case, load(the_case.baseline.schedule), values)
-    baseline = case_run(the_case, work, baseline_loop, world_size, values=values, steps=steps)
-    base = case_run(the_case, work, loop, the_case.base_world_size, values=values, steps=steps)
-    metrics = run_metrics(run, baseline, base)
-    status = status_of(the_case, schedule == the_case.baseline.schedule, loop, world_size)
-    rows = [
-        {
-            "method": loop.name,
-            "world_size": world_size,
-            "metric": name,
-            "published": None,
-            "value": value,
-            "relative_error": None,
-            "status": status,
-        }
-        for name, value in metrics.items()
-    ]
+    run = runner.run(loop, world_size, steps=steps, jitter=noise, fold_ranks=not unfold, meta=facts)
+    baseline = runner.run(runner.loop(load(runner.baseline_schedule), None), world_size, steps=steps)
+    metrics = run_metrics(run, baseline, runner.run(loop, base, steps=steps))
+    status = runner.status(loop, schedule, world_size)
     result: dict[str, Any] = {
         "provenance": facts,
         "schedule": loop.name,
         "world_size": world_size,
         "metrics": metrics,
-        "rows": rows,
+        "rows": [
+            {
+                "method": loop.name,
+                "world_size": world_size,
+                "metric": name,
+                "published": None,
+                "value": value,
+                "relative_error": None,
+                "status": status,
+            }
+            for name, value in metrics.items()
+        ],
         "parts_ms": run.metrics.parts_ms,
         "limit": {
             "step_ns": float(run.bound.step_ns),
@@ -106,14 +122,93 @@ def simulate(
             "text": run.bound.text(),
         },
         "critical_cycle_rests_on": dict(run.provenance),
-        "speedup_relative_to": the_case.baseline.method,
-        "scaling_efficiency_relative_to": the_case.base_world_size,
+        "speedup_relative_to": runner.baseline_schedule,
+        "scaling_efficiency_relative_to": base,
     }
+    if run.stages is not None and run.load is not None:
+        result |= {"stages": run.stages.to_dict("records"), "load": run.load.to_dict("records")}
     if out is not None:
         from reports.runs import write_run
 
         write_run(out, run=result, timeline=run.timeline)
     _print(output, result)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Runner:
+    """Runs loops of one workload on one cluster: a case's or a model's."""
+
+    run: Callable[..., Run]
+    loop: Callable[[Loop, int | None], Loop]
+    status: Callable[[Loop, str, int], str]
+    facts: dict[str, object]
+    baseline_schedule: str
+    base_world_size: int
+    headline_world_size: int
+
+    @classmethod
+    def of_case(cls, name: str, cluster: Cluster | None, domain_size: int | None) -> _Runner:
+        from sim.reproduce import status_of
+        from sim.run import case_loop, case_run
+        from traces.case import load_case, workload
+
+        case = load_case(name)
+        values = case.values()
+        if domain_size is not None:
+            values["domain_size"] = domain_size
+        return cls(
+            run=partial(case_run, case, workload(case), values=values, cluster=cluster, check=False),
+            loop=lambda loop, micro_batches: case_loop(case, loop, values, micro_batches),
+            status=lambda loop, schedule, size: status_of(case, schedule == case.baseline.schedule, loop, size),
+            facts={"case": case.case, "case_source": case.source},
+            baseline_schedule=case.baseline.schedule,
+            base_world_size=case.base_world_size,
+            headline_world_size=case.headline_world_size,
+        )
+
+    @classmethod
+    def of_model(
+        cls,
+        name: str,
+        cluster: Cluster | None,
+        batch: int | None,
+        domain_size: int | None,
+        compute_efficiency: float,
+    ) -> _Runner:
+        from nestpipe.ir import with_micro_batches
+        from sim.demand import demands_of_preset
+        from sim.folding import World
+        from sim.run import hardware_run
+        from traces.models import preset
+
+        if cluster is None:
+            raise CaseError("--model needs --topology NAME|FILE: times follow from the hardware")
+        samples = 512 if batch is None else batch
+        workload = preset(name)
+        hardware: Cluster = cluster
+
+        def run(loop: Loop, world_size: int, **options: Any) -> Run:
+            demands = demands_of_preset(workload, hardware, loop, batch=samples, world_size=world_size)
+            world = World(world_size=world_size, domain_size=min(domain_size or world_size, world_size))
+            return hardware_run(
+                loop,
+                hardware,
+                demands,
+                world,
+                global_batch=samples * world_size,
+                compute_efficiency=compute_efficiency,
+                **options,
+            )
+
+        return cls(
+            run=run,
+            loop=lambda loop, micro_batches: loop if micro_batches is None else with_micro_batches(loop, micro_batches),
+            status=lambda *_: "assumed",
+            facts={"model": name, "model_source": workload.source, "batch_per_rank": samples},
+            baseline_schedule="sync",
+            base_world_size=hardware.ranks_per_node,
+            headline_world_size=hardware.ranks_default,
+        )
 
 
 def _print(output: Format, result: dict[str, Any]) -> None:
@@ -134,6 +229,22 @@ def _print(output: Format, result: dict[str, Any]) -> None:
         typer.echo(parts({str(result["schedule"]): result["parts_ms"]}, title="Where the step goes"))
         typer.echo()
         limit = result["limit"]
-        typer.echo(f"What limits this step, per {limit['iterations']} iteration(s): {limit['text']}")
+        typer.echo(f"What limits this step without jitter, per {limit['iterations']} iteration(s): {limit['text']}")
+        if "stages" in result:
+            from reports.tables import Column, text
+
+            columns = [
+                Column(name="kind"),
+                Column(name="alone_ms", header="alone (ms)", digits=3),
+                Column(name="busiest_resource", header="busiest resource"),
+                Column(name="utilisation", header="full (%)", digits=1, scale=100),
+                Column(name="origin"),
+            ]
+            typer.echo("\n" + text(pd.DataFrame(result["stages"]), columns, title="What sets the time of each op"))
+            load = [
+                Column(name="resource"),
+                Column(name="utilisation", header="full over the run (%)", digits=1, scale=100),
+            ]
+            typer.echo("\n" + text(pd.DataFrame(result["load"]), load, title="Load of links and hosts") + "\n")
         shares = ", ".join(f"{share:.1%} {name}" for name, share in result["critical_cycle_rests_on"].items())
         typer.echo(f"The critical cycle rests on numbers that are {shares}")
