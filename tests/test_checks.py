@@ -8,6 +8,7 @@ from functools import cache
 from importlib.resources import files
 
 import pytest
+from hypothesis import given
 
 from nestpipe.check_text import report_document, report_text
 from nestpipe.checks import RULES, Report, Verdict, check, check_programs, num_batches_to_check, require_safe
@@ -15,6 +16,7 @@ from nestpipe.errors import DeadlockError, ScheduleError
 from nestpipe.ir import Buffer, Data, Loop, MicroBlock, Op, OpKind, Place, Program, unroll, with_micro_batches
 from nestpipe.schedules import load, names
 from nestpipe.text import parse, parse_programs, show
+from tests.strategies import loops
 
 SYNCHRONOUS = ("2d_sp", "dbp", "fwp", "nestpipe", "nestpipe_2d_sp", "sparse_dist", "sync")
 Golden = Callable[[str], None]
@@ -447,6 +449,11 @@ def test_document_for_tools_has_the_promised_fields() -> None:
     assert document["staleness"] == {"1": 1, "2": 0, "3": 0}
     assert document["peak_buffers"]["rows"] == 2  # type: ignore[index]
     assert [step["op"] for step in document["witness"]][-1] == "forward 1.0"  # type: ignore[index]
+
+
+@given(loops())
+def test_any_loop_gets_a_verdict_and_one_without_circles_no_deadlock(loop: Loop) -> None:
+    assert check(loop).verdict in (Verdict.SYNCHRONOUS, Verdict.MALFORMED)
 
 
 def test_schedule_without_rows_is_checked_for_order_only() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from nestpipe.checks import check, check_programs
 from nestpipe.errors import ScheduleError
@@ -15,7 +17,7 @@ from tests.oracle_interleavings import Outcome, explore
 from tests.schedule_mutants import damaged_buffers, mutants
 
 SAFE = (Verdict.SYNCHRONOUS, Verdict.STALE)
-SAMPLE_STRIDE = 9
+SAMPLE_STRIDE = 6
 
 
 def small(name: str) -> Loop:
@@ -98,6 +100,14 @@ def test_damages_are_many_and_different() -> None:
 def test_oracle_runs_ranks_at_different_speeds_and_sees_overlap() -> None:
     assert explore(unroll(small("nestpipe"), 3)).num_states > 1000
     assert explore(unroll(small("sync"), 3)).num_states < 100
+
+
+@settings(max_examples=40)
+@given(name=st.sampled_from(names()), first=st.integers(min_value=0), second=st.integers(min_value=0))
+def test_schedules_damaged_twice_are_judged_as_all_interleavings_show(name: str, first: int, second: int) -> None:
+    once = [loop for _, loop in (*mutants(small(name)), *damaged_buffers(small(name)))]
+    twice = [*mutants(once[first % len(once)]), *damaged_buffers(once[first % len(once)])]
+    assert not all_disagreements([twice[second % len(twice)]], 3, complete=False)
 
 
 @pytest.mark.slow
