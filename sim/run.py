@@ -11,7 +11,7 @@ import pandas as pd
 
 from nestpipe.checks import require_safe
 from nestpipe.errors import CaseError
-from nestpipe.ir import LOOKUP_PATH, Loop, OpKind, unroll, with_micro_batches
+from nestpipe.ir import LOOKUP_PATH, Loop, OpKind, Resource, unroll, with_micro_batches
 from nestpipe.metrics import StepMetrics, measure
 from nestpipe.timeline import Timeline
 from nestpipe.units import ns_to_ms
@@ -110,7 +110,9 @@ def case_run(
         CaseError, TopologyError: if a number is impossible.
     """
     values = case.values() if values is None else values
-    world = World(world_size=world_size, domain_size=max(1, min(int(values["domain_size"]), world_size)))
+    has_domains = any(stream.resource in (Resource.DOMAIN, Resource.REPLICA) for stream in loop.streams)
+    domain_size = max(1, min(int(values["domain_size"]), world_size)) if has_domains else None
+    world = World(world_size=world_size, domain_size=domain_size)
     meta = {"case": case.case, **(meta or {})}
     global_batch = case.batch_per_worker * world_size
     if check:
