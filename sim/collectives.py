@@ -139,7 +139,7 @@ class Collectives:
         return _cost(sum(f.time_s for f in found), [(f.time_s, f.loads) for f in found])
 
     def _two_level(self, split: Split, group: Ints) -> list[Transfer]:
-        per_node = self.fabric.cluster.ranks_per_node
+        per_node = self.fabric.domain
         node, local = group // per_node, group % per_node
         node = np.unique(node, return_inverse=True)[1]
         sent_by_node: Floats = np.bincount(node, weights=split.send_bytes).astype(np.float64)[node]
@@ -201,17 +201,15 @@ class Collectives:
         return CollectiveCost(time_ns=s_to_ns(time_s), loads=tuple(loads))
 
     def _rings(self, group: Ints, num_rings: int | None) -> list[Ints]:
-        """Orders of the ranks, one per ring; ring c enters and leaves nodes by the port of local rank c."""
-        per_node = self.fabric.cluster.ranks_per_node
-        nodes, rest = divmod(len(group), per_node)
-        whole = rest == 0 and nodes > 1 and (group.reshape(nodes, per_node) % per_node == np.arange(per_node)).all()
-        wanted = num_rings if num_rings is not None else (per_node if whole else 1)
-        if wanted == 1 or not whole:
+        """Orders of the ranks, one per ring; ring c enters a domain at its local rank c."""
+        table = self._domains(group)
+        width = self.fabric.domain
+        wanted = num_rings if num_rings is not None else (1 if table is None else width)
+        if wanted == 1 or table is None:
             return [group]
-        table = group.reshape(nodes, per_node)
         rings = []
         for port in range(wanted):
-            there = (port + np.arange(per_node)) % per_node
+            there = (port + np.arange(width)) % width
             rings.append(np.concatenate([row[there if n % 2 == 0 else there[::-1]] for n, row in enumerate(table)]))
         return rings
 
@@ -270,36 +268,53 @@ class Collectives:
         return self._counted(*self._tree(self._group(ranks), 1.0))
 
     def _tree(self, group: Ints, size_bytes: float) -> tuple[float, Floats]:
-        count = len(group)
+        """Two binary trees with half of the bytes each, both ways at once; between domains a pair per local rank."""
+        if (table := self._domains(group)) is not None:
+            return self._hierarchical(group, size_bytes, across=self._trees(table, size_bytes / table.shape[1]))
+        return self._trees(group[:, None], size_bytes)
+
+    def _trees(self, table: Ints, size_bytes: float) -> tuple[float, Floats]:
+        """A pair of trees down every column of the table, all at the same time."""
+        count = len(table)
         if count == 1:
             return 0.0, np.zeros(self.fabric.num_links)
         child = np.arange(1, count)
         parent = (child - 1) // 2
-        first, second = group, group[::-1]  # leaves of one tree are inner ranks of the other
-        up_src = np.concatenate([first[child], second[child]])
-        up_dst = np.concatenate([first[parent], second[parent]])
-        src, dst = np.concatenate([up_src, up_dst]), np.concatenate([up_dst, up_src])
+        flipped = table[::-1]  # leaves of one tree are inner ranks of the other
+        low = np.concatenate([table[child].ravel(), flipped[child].ravel()])
+        high = np.concatenate([table[parent].ravel(), flipped[parent].ravel()])
+        src, dst = np.concatenate([low, high]), np.concatenate([high, low])
         time_s, carried = self._round(src, dst, np.full(len(src), size_bytes / 2))
-        routes = self.fabric.routes(up_src, up_dst)
+        routes = self.fabric.routes(low, high)
         hop = float(np.append(self.fabric.latency_s, 0.0)[routes].sum(axis=1).max())
         return time_s + hop * (2 * math.ceil(math.log2(count)) - 1), carried
 
-    def _hierarchical(self, group: Ints, size_bytes: float) -> tuple[float, Floats]:
-        per_node = self.fabric.cluster.ranks_per_node
-        nodes, rest = divmod(len(group), per_node)
-        if rest or (group.reshape(-1, per_node) // per_node != group[::per_node, None] // per_node).any():
-            raise ValueError(f"hierarchical all_reduce needs whole nodes of {per_node} ranks in order")
-        table = group.reshape(nodes, per_node)
-        inner = np.roll(table, -1, axis=1).ravel()
-        outer = np.roll(table, -1, axis=0).ravel()
-        piece = size_bytes / per_node
-        phases = [(2 * (per_node - 1), inner, piece)]
-        if nodes > 1:
-            phases.append((2 * (nodes - 1), outer, piece / nodes))
-        total, links = 0.0, np.zeros(self.fabric.num_links)
-        for rounds, to, size in phases:
-            time_s, carried = self._round(table.ravel(), to, np.full(len(group), size))
-            total, links = total + rounds * time_s, links + rounds * carried
+    def _domains(self, group: Ints) -> Ints | None:
+        """The group as a table with a scale-up domain per row, if it is made of several whole ones in order."""
+        domain = self.fabric.domain
+        if len(group) % domain or len(group) == domain:
+            return None
+        table = group.reshape(-1, domain)
+        return table if (table % domain == np.arange(domain)).all() else None
+
+    def _hierarchical(
+        self, group: Ints, size_bytes: float, across: tuple[float, Floats] | None = None
+    ) -> tuple[float, Floats]:
+        """Ring reduce-scatter and all-gather in every domain; between them rings, or what `across` took."""
+        table = group[None, :] if len(group) == self.fabric.domain else self._domains(group)
+        if table is None:
+            raise ValueError(f"hierarchical all_reduce needs whole domains of {self.fabric.domain} ranks in order")
+        domains, width = table.shape
+        piece = size_bytes / width
+        inner_s, inner = self._round(table.ravel(), np.roll(table, -1, axis=1).ravel(), np.full(len(group), piece))
+        rounds = 2 * (width - 1)
+        total, links = rounds * inner_s, rounds * inner
+        if across is None and domains > 1:
+            other = np.roll(table, -1, axis=0).ravel()
+            outer_s, outer = self._round(table.ravel(), other, np.full(len(group), piece / domains))
+            across = 2 * (domains - 1) * outer_s, 2 * (domains - 1) * outer
+        if across is not None:
+            total, links = total + across[0], links + across[1]
         return total, links
 
 

@@ -73,6 +73,12 @@ class Fabric:
             first += len(layer.capacity)
         self.num_links = first
 
+    @property
+    def domain(self) -> int:
+        """Ranks of a scale-up domain: what the innermost tier joins, or a host where that is everybody."""
+        inner = self.cluster.tiers[0].ranks_per_group
+        return min(inner if inner is not None else self.cluster.ranks_per_node, self.world_size)
+
     def _layer(self, tier: Tier, first: int) -> _Layer:
         rank = np.arange(self.world_size)
         size = min(tier.ranks_per_group or self.world_size, self.world_size)
