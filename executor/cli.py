@@ -22,7 +22,7 @@ from executor.checkpoint import latest, restore
 from executor.numerics import NanPolicy
 from executor.optimizers import OptimizerKind
 from executor.options import CommDtype, ModelKind, RunOptions, load_loop, make_trainer
-from executor.session import Outputs, train
+from executor.session import Outputs, last_batch, train
 from executor.watchdog import Watchdog
 from executor.world import World, join_world
 from executor.wraps import Pace, parse_delay, parse_emulation
@@ -156,6 +156,7 @@ def _use_cuda() -> None:
 
 def _guarded(world: World, watchdog: Watchdog, options: RunOptions, outputs: Outputs) -> dict[str, Any]:
     """The run's result; any failure ends this process, and the others through the watchdog."""
+    code = 2
     try:
         trainer = make_trainer(world, options)
         trainer.on_runtime = lambda runtime: watchdog.watch(runtime, trainer.domain_size)
@@ -164,9 +165,11 @@ def _guarded(world: World, watchdog: Watchdog, options: RunOptions, outputs: Out
             if found is None:
                 raise ExecutorError(f"--resume: no checkpoint in {outputs.checkpoint}; give --checkpoint a directory")
             restore(trainer, found)
-        return train(trainer, options, outputs)
+        end = last_batch(trainer, options.steps)
+        code = 1
+        return train(trainer, options, outputs, end)
     except NestPipeError as error:
-        watchdog.fail(str(error))
+        watchdog.fail(f"error: {error}" if code == 2 else str(error), code)
     except KeyboardInterrupt:
         watchdog.fail(f"rank {world.rank}: interrupted", 130)
     except BaseException:

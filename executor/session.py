@@ -28,7 +28,7 @@ from nestpipe.timeline import Timeline
 from nestpipe.units import ns_to_ms, ns_to_s
 from traces.export_kineto import write_kineto
 
-__all__ = ["Outputs", "step_times_ms", "train", "write_parquet"]
+__all__ = ["Outputs", "last_batch", "step_times_ms", "train", "write_parquet"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,13 +48,12 @@ class Outputs:
             raise ExecutorError("checkpoint_every and resume need a checkpoint directory; give --checkpoint")
 
 
-def train(trainer: Trainer, options: RunOptions, outputs: Outputs) -> dict[str, Any]:
-    """Train to the end and say what came out. A collective call; the result is meant for rank 0.
+def train(trainer: Trainer, options: RunOptions, outputs: Outputs, end: int) -> dict[str, Any]:
+    """Train to batch `end` and say what came out. A collective call; the result is meant for rank 0.
 
     Raises:
-        ExecutorError: if an op fails, a checkpoint cannot be written or the data are empty.
+        ExecutorError: if an op fails or a checkpoint cannot be written.
     """
-    end = _last_batch(trainer, options.steps)
     with _progress(trainer, end):
         while trainer.next_batch < end:
             every = outputs.checkpoint_every or end - trainer.next_batch
@@ -91,8 +90,12 @@ def train(trainer: Trainer, options: RunOptions, outputs: Outputs) -> dict[str, 
     }
 
 
-def _last_batch(trainer: Trainer, steps: int | None) -> int:
-    """The batch to stop before: as asked, or when the rank with the most data has run out. All ranks agree."""
+def last_batch(trainer: Trainer, steps: int | None) -> int:
+    """The batch to stop before: as asked, or when the rank with the most data has run out. All ranks agree.
+
+    Raises:
+        ExecutorError: if there is no batch, or no end.
+    """
     world = trainer.world
     longest = max(world.gather(trainer.worker.source.num_batches(world.rank, world.world_size)))
     end = longest if steps is None else min(steps, longest)

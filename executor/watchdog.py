@@ -170,15 +170,15 @@ class Watchdog:
             self._failing = True
             runtime = self._runtime
             if runtime is not None and ("closed by peer" in message or "reset by peer" in message):
-                cause = self._failure()
+                cause, _ = self._failure() or (None, 1)
                 message += f"\n  {self._who_is_silent(runtime)}" if cause is None else f"\n  because {cause}"
-            self._announce(message)
+            self._announce(message, code)
             print(message, file=sys.stderr, flush=True)
             self._exit(code)
 
-    def _announce(self, message: str) -> None:
+    def _announce(self, message: str, code: int) -> None:
         try:
-            self._store.compare_set(self._key(_FAILURE), "", f"{self.world.rank}|{message}")
+            self._store.compare_set(self._key(_FAILURE), "", f"{self.world.rank}|{code}|{message}")
         except RuntimeError:
             print(f"rank {self.world.rank}: the store of rank 0 is gone as well", file=sys.stderr)
 
@@ -221,21 +221,22 @@ class Watchdog:
 
     def _obey(self) -> None:
         """Stop if another rank has failed."""
-        cause = self._failure()
-        if cause is not None:
+        failure = self._failure()
+        if failure is not None:
+            cause, code = failure
             with self._lock:
                 print(f"rank {self.world.rank}: stopping because {cause}", file=sys.stderr, flush=True)
-                self._exit(1)
+                self._exit(code)
 
-    def _failure(self) -> str | None:
-        """What another rank has announced."""
+    def _failure(self) -> tuple[str, int] | None:
+        """What another rank has announced, and its exit status."""
         try:
             if not self._store.check([self._key(_FAILURE)]):
                 return None
-            origin, _, message = self._store.get(self._key(_FAILURE)).decode().partition("|")
+            origin, code, message = self._store.get(self._key(_FAILURE)).decode().split("|", 2)
         except RuntimeError:
             return None
-        return None if int(origin) == self.world.rank else f"rank {origin} failed: {message}"
+        return None if int(origin) == self.world.rank else (f"rank {origin} failed: {message}", int(code))
 
     def _peers(self) -> dict[int, RankState]:
         """What the others published last; notes when each counter moved."""

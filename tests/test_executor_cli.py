@@ -1,0 +1,227 @@
+"""The command line as users and scripts see it: one JSON line on rank 0, a Timeline, exit codes."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from executor.options import CommDtype, ModelKind, RunOptions, make_trainer, movielens_sequences
+from executor.session import Outputs, last_batch, train
+from executor.world import World
+from executor.wraps import parse_delay, parse_emulation
+from nestpipe.errors import ExecutorError
+from nestpipe.metrics import partition
+from nestpipe.schedules import load
+from nestpipe.text import show
+from reports.timeline_file import read_timeline
+from tests.executor_jobs import RankEnd, free_port, pool, run_ranks
+
+SMALL = ["--steps", "5", "--batch", "8", "--num-rows", "60", "--dim", "8", "--num-tables", "2", "--hidden", "8"]
+
+
+def result(ends: list[RankEnd]) -> dict[str, Any]:
+    assert [end.code for end in ends] == [0] * len(ends), "\n".join(end.stderr for end in ends)
+    assert all(end.stdout == "" for end in ends[1:])
+    found: dict[str, Any] = json.loads(ends[0].stdout.splitlines()[-1])
+    return found
+
+
+def test_the_result_is_one_json_line_and_schedules_agree_on_its_digests(tmp_path: Path) -> None:
+    found = {
+        schedule: result(run_ranks(tmp_path, [*SMALL, "--schedule", schedule, "--micro-batches", "2"]))
+        for schedule in ("sync", "nestpipe")
+    }
+    mine = found["nestpipe"]
+    assert mine["digests"] == found["sync"]["digests"]
+    assert mine["losses"] == found["sync"]["losses"]
+    assert len(mine["losses"]) == len(mine["step_times_ms"]) == mine["steps"] == 5
+    assert mine["precision"] == {"rows": "float32", "grads": "float32", "dense": "float32"}
+    assert all(len(digest) == 64 for digest in mine["digests"].values())
+    assert len(mine["counters"]) == 2
+    assert 0 < mine["counters"][0]["unique_ratio"] <= 1
+    assert 0 < mine["counters"][0]["shared_ratio"] <= 1
+    assert mine["counters"][0]["bytes"]["comm"] > 0
+    assert min(mine["counters"][0]["buffer_bytes_max"].values()) >= 0
+
+
+def test_the_timeline_reads_back_with_the_columns_and_parts_of_a_simulated_one(tmp_path: Path) -> None:
+    path = tmp_path / "timeline.parquet"
+    arguments = [*SMALL, "--steps", "14", "--micro-batches", "2", "--timeline", str(path)]
+    result(run_ranks(tmp_path, [*arguments, "--chrome", str(tmp_path / "traces")]))
+    timeline = read_timeline(path)
+    frame = timeline.frame()
+    assert timeline.meta["source"] == "measured"
+    assert timeline.meta["schedule"] == "nestpipe"
+    assert set(frame["rank"]) == {0, 1}
+    assert (frame["end_ns"] >= frame["start_ns"]).all()
+    assert (frame.groupby(["rank", "stream"], observed=True)["start_ns"].is_monotonic_increasing).all()
+    by_kind = frame[frame["rank"] == 0]["kind"].value_counts()
+    assert by_kind["update"] == 14
+    assert by_kind["forward"] == 28
+    assert partition(timeline).shape[0] > 0
+    traces = sorted((tmp_path / "traces").iterdir())
+    assert len(traces) == 2
+    content = traces[0].read_bytes()
+    assert json.loads(gzip.decompress(content) if traces[0].suffix == ".gz" else content)["traceEvents"]
+
+
+def train_on_pool(**changes: Any) -> dict[str, Any]:
+    """The result of a run on a pool that is up already, which is much faster than starting ranks."""
+    options = RunOptions(batch_size=8, num_rows=60, dim=8, num_tables=2, hidden=(8,), **{"steps": 5, **changes})
+    return pool(2).run(_train, options)[0]
+
+
+def _train(world: World, options: RunOptions) -> dict[str, Any]:
+    trainer = make_trainer(world, options)
+    return train(trainer, options, Outputs(), last_batch(trainer, options.steps))
+
+
+@pytest.mark.parametrize("model", [ModelKind.HSTU, ModelKind.FUXI])
+def test_sequence_models_train_and_learn(model: ModelKind) -> None:
+    found = train_on_pool(model=model, micro_batches=2, lr=0.3, max_length=8, num_negatives=8, steps=25)
+    assert sum(found["losses"][-5:]) < 0.95 * sum(found["losses"][:5])
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(CommDtype.BFLOAT16, 0.02), (CommDtype.FLOAT16, 0.005)])
+def test_reduced_precision_is_printed_and_close(dtype: CommDtype, tolerance: float) -> None:
+    full, reduced = train_on_pool(micro_batches=2), train_on_pool(micro_batches=2, comm_dtype=dtype, loss_scale=4.0)
+    assert set(reduced["precision"].values()) == {dtype}
+    assert reduced["losses"] == pytest.approx(full["losses"], rel=tolerance)
+    assert reduced["losses"] != full["losses"]
+
+
+def test_memory_mapped_tables_give_the_same_result(tmp_path: Path) -> None:
+    assert train_on_pool(storage=tmp_path)["digests"] == train_on_pool()["digests"]
+    assert any((tmp_path / "rank-1").iterdir())
+
+
+def test_training_stops_together_when_the_data_end(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.csv"
+    keys.write_text("a,b\n" + "".join(f"{i % 7},{i * i % 11}\n" for i in range(45)))
+    found = train_on_pool(data=keys, steps=None)
+    assert found["steps"] == 3
+    assert all(loss is not None for loss in found["losses"])
+
+
+def test_resume_continues_to_the_same_digests(tmp_path: Path) -> None:
+    whole = train_on_pool(steps=6)
+    kept = ["--checkpoint", str(tmp_path / "kept"), "--checkpoint-every", "2"]
+    result(run_ranks(tmp_path, [*SMALL, *kept, "--steps", "4"]))
+    assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["batch-00000002", "batch-00000004"]
+    resumed = result(run_ranks(tmp_path, [*SMALL, *kept, "--steps", "6", "--resume"]))
+    assert resumed["digests"] == whole["digests"]
+
+
+def test_emulated_and_paced_runs_take_the_time_they_are_given_and_say_so(tmp_path: Path) -> None:
+    path = tmp_path / "timeline.parquet"
+    emulated = ["--emulate", "forward:4", "--emulate", "backward:8", "--pace-us", "6000", "--delay", "update:1:5"]
+    found = result(run_ranks(tmp_path, [*SMALL, "--schedule", "sync", *emulated, "--timeline", str(path)]))
+    assert found["emulated"] == ["backward", "forward"]
+    frame = read_timeline(path).frame()
+    took = (frame["end_ns"] - frame["start_ns"]).groupby([frame["kind"], frame["rank"]], observed=True).min() / 1e6
+    assert took["forward", 0] >= 4
+    assert took["backward", 1] >= 8
+    assert took["lookup", 0] >= 6
+    assert took["write_back", 1] >= 6
+    assert took["update", 1] >= 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--schedule", "nestpip"], "unknown schedule 'nestpip'; expected one of"),
+        (["--schedule", "async_prefetch"], "stale"),
+        (["--steps", "-1"], "steps must be at least 1, got -1"),
+        (["--batch", "0"], "batch_size must be at least 1, got 0"),
+        (["--hidden", "8,x"], "--hidden must be positive widths"),
+        (["--delay", "updat:0:1"], "unknown op kind 'updat'"),
+        (["--emulate", "lookup:1"], "only backward, forward, update can be emulated"),
+        (["--device", "cuda"], "torch finds no CUDA device here"),
+        (["--resume"], "give --checkpoint"),
+    ],
+)
+def test_bad_input_is_one_message_and_exit_2(tmp_path: Path, arguments: list[str], message: str) -> None:
+    (end,) = run_ranks(tmp_path, [*SMALL, *arguments], world_size=1)
+    assert end.code == 2
+    assert message in end.stderr
+    assert "Traceback" not in end.stderr
+    assert end.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--schedule", "nestpipe_2d_sp", "--domain-size", "3"], "domain_size must divide the world size 2, got 3"),
+        (["--data", "/nowhere/keys.csv"], "/nowhere/keys.csv: cannot be read"),
+        (["--checkpoint", "/nowhere", "--resume"], "no checkpoint in /nowhere"),
+        (["--steps", "0"], "generated data have no end"),
+    ],
+)
+def test_bad_input_that_only_a_running_rank_finds_ends_all_ranks(
+    tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    ends = run_ranks(tmp_path, [*SMALL, *arguments])
+    assert all(end.code == 2 for end in ends)
+    assert message in ends[0].stderr
+    assert "Traceback" not in ends[0].stderr
+
+
+def test_allowed_staleness_lets_a_stale_schedule_run() -> None:
+    assert train_on_pool(schedule="async_prefetch", allow_staleness=1)["schedule"] == "async_prefetch"
+
+
+def test_the_schedule_may_be_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.txt"
+    path.write_text(show(load("dbp")).replace("loop v1 dbp", "loop v1 mine"))
+    assert train_on_pool(schedule=str(path))["schedule"] == "mine"
+
+
+def test_a_wrong_environment_is_named(tmp_path: Path) -> None:
+    (end,) = run_ranks(tmp_path, SMALL, world_size=2, only=[5])
+    assert end.code == 2
+    assert "RANK must lie in 0 to WORLD_SIZE - 1 = 1, got 5" in end.stderr
+
+
+@pytest.mark.slow
+def test_torchrun_starts_it() -> None:
+    port = free_port()
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port)]
+    done = subprocess.run(
+        [*command, "-m", "executor", *SMALL, "--schedule", "nestpipe", "--model", "hstu"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+        cwd=Path(__file__).parents[1],
+    )
+    assert json.loads(done.stdout.splitlines()[-1])["world_size"] == 2
+
+
+def test_movielens_sequences_are_in_time_order_with_items_renumbered(tmp_path: Path) -> None:
+    path = tmp_path / "ratings.csv"
+    rows = pd.DataFrame(
+        {"userId": [1, 1, 2, 1], "movieId": [50, 7, 7, 9], "rating": [1.0] * 4, "timestamp": [30, 10, 5, 20]}
+    )
+    rows.to_csv(path, index=False)
+    sequences, num_items = movielens_sequences(path)
+    assert num_items == 3
+    assert [items.tolist() for items in sequences] == [[0, 1, 2], [0]]
+
+
+@pytest.mark.parametrize("text", ["update", "update:x:1", "update:0:-1", "update:0:nan", "update:0:1:2"])
+def test_delays_that_make_no_sense_are_refused(text: str) -> None:
+    with pytest.raises(ExecutorError, match="--delay"):
+        parse_delay(text)
+
+
+@pytest.mark.parametrize("text", ["forward", "forward:-1", "forward:1:2:3", "forward:1:x"])
+def test_emulations_that_make_no_sense_are_refused(text: str) -> None:
+    with pytest.raises(ExecutorError, match="--emulate"):
+        parse_emulation(text)
