@@ -34,7 +34,17 @@ from nestpipe.rules import RULES, Rule, broken_rules
 from nestpipe.staleness import FOLLOWED, scenarios, versions
 from nestpipe.verdicts import Finding, KeyClass, Report, Verdict, WitnessStep
 
-__all__ = ["RULES", "Report", "Rule", "Verdict", "check", "check_programs", "num_batches_to_check", "require_safe"]
+__all__ = [
+    "RULES",
+    "Report",
+    "Rule",
+    "Verdict",
+    "check",
+    "check_programs",
+    "num_batches_to_check",
+    "num_micro_batches_to_check",
+    "require_safe",
+]
 
 _SEVERITY = tuple(Verdict)
 
@@ -53,7 +63,7 @@ def check(loop: Loop, *, size_bytes: Mapping[Data, int] | None = None) -> Report
     bytes_per_rank = None if size_bytes is None else _memory(loop, size_bytes)
     num_batches = 0
     if not facts.findings:
-        small = with_micro_batches(loop, _num_micro_batches_to_check(loop))
+        small = with_micro_batches(loop, num_micro_batches_to_check(loop))
         for num_batches in range(1, num_batches_to_check(loop) + 1):
             _examine(unroll(small, num_batches), facts, [max(0, num_batches - FOLLOWED)])
             if facts.hopeless:
@@ -137,7 +147,13 @@ def num_batches_to_check(loop: Loop) -> int:
     return 2 * reach + max(reach, slots) + 1
 
 
-def _num_micro_batches_to_check(loop: Loop) -> int:
+def num_micro_batches_to_check(loop: Loop) -> int:
+    """The smallest number of micro-batches that shows what the loop's own number shows; see the module's docstring.
+
+    >>> from nestpipe.schedules import load
+    >>> num_micro_batches_to_check(load("nestpipe"))
+    6
+    """
     offsets = [item.micro_batch for item in _named(loop) if isinstance(item.micro_batch, int)] or [0]
     slots = [b.slots for b in loop.buffers if b.data in MICRO_DATA] or [1]
     period, enough = lcm(*slots), 2 * (max(offsets) - min(offsets)) + max(slots) + 1
