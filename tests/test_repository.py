@@ -50,3 +50,11 @@ def test_matplotlib_is_imported_inside_the_function_that_draws() -> None:
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             assert not any(name.startswith("matplotlib") for name in names), path
+
+
+def test_the_import_contract_names_every_shared_module() -> None:
+    contract = next(c for c in PROJECT["tool"]["importlinter"]["contracts"] if c["type"] == "forbidden")
+    above = {"cli", "api", "__init__", "__main__"}
+    found = {path.stem for path in (ROOT / "nestpipe").iterdir() if path.suffix == ".py" or path.is_dir()}
+    found = {name for name in found if (ROOT / "nestpipe" / name).is_dir() or (ROOT / f"nestpipe/{name}.py").is_file()}
+    assert set(contract["source_modules"]) == {f"nestpipe.{name}" for name in found - above - {"__pycache__"}}

@@ -10,7 +10,12 @@ import sys
 
 import typer
 
-from nestpipe.cli import schedule, testbed
+from nestpipe.cli import schedule, testbed, trace
+from nestpipe.cli.check import check
+from nestpipe.cli.keys import cluster, keys
+from nestpipe.cli.network import network
+from nestpipe.cli.replay import replay
+from nestpipe.cli.report import diff, report
 from nestpipe.cli.reproduce import reproduce
 from nestpipe.cli.simulate import simulate
 from nestpipe.errors import NestPipeError
@@ -32,10 +37,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+schedule.app.command("check")(check)
+for _function in (keys, cluster, replay):
+    trace.app.command()(_function)
+for _function in (simulate, reproduce, network, report, diff):
+    app.command()(_function)
 app.add_typer(schedule.app, name="schedule")
+app.add_typer(trace.app, name="trace")
 app.add_typer(testbed.app, name="testbed")
-app.command("simulate")(simulate)
-app.command("reproduce")(reproduce)
 
 
 @app.callback(invoke_without_command=True)
