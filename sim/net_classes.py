@@ -265,10 +265,10 @@ def _torus(fabric: Fabric, traffic: PairTraffic) -> Transfer:
     """All ranks of a torus with even traffic: a flow class per displacement, a link class per axis and direction."""
     layer, count = fabric.layers[0], fabric.world_size
     even = len(np.unique(traffic.send)) == len(np.unique(traffic.recv)) == len(np.unique(traffic.label)) == 1
-    if not even or len(traffic.ranks) != count or count > _MAX_TORUS:
+    if not even or len(traffic.ranks) != count or count > _MAX_TORUS or len(fabric.layers) > 1:
         raise TopologyError(
             f"{fabric.cluster.name}: on a torus the class model does even traffic between all of up to {_MAX_TORUS:,} "
-            f"ranks; use another algorithm, or the flow-level solver (nestpipe network)"
+            f"ranks and no tier above it; use another algorithm, or the flow-level solver (nestpipe network)"
         )
     if count == 1:
         return Transfer(time_s=0.0, loads=(), num_classes=0, quantised=False)

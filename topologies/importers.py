@@ -1,0 +1,37 @@
+"""Clusters from other tools' files, told apart by content; units are put right on the way.
+
+What such a file does not say (accelerators, hosts) is taken from a named cluster of the catalogue and marked assumed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from nestpipe.errors import TopologyError
+from topologies.cluster import Cluster
+from topologies.import_astra import import_astra
+from topologies.import_nccl import import_nccl
+from topologies.import_simai import import_simai
+from topologies.importing import read_text
+
+__all__ = ["import_astra", "import_nccl", "import_simai", "import_topology"]
+
+
+def import_topology(path: Path, like: str = "dgx_h100") -> Cluster:
+    """A cluster from a file of another tool, told apart by its content.
+
+    Args:
+        like: name of the catalogue whose accelerator and host fill in what the file does not say
+
+    Raises:
+        TopologyError: unknown format, or a value that cannot be.
+    """
+    text = read_text(path)
+    if text.lstrip().startswith("<"):
+        return import_nccl(path, like)
+    first = text.lstrip().splitlines()[0].split() if text.strip() else []
+    if len(first) == 6 and all(part.isdigit() for part in first[:5]):
+        return import_simai(path, like)
+    if path.suffix in (".yml", ".yaml", ".json"):
+        return import_astra(path, like)
+    raise TopologyError(f"{path}: neither an ASTRA-sim network, a SimAI topology nor NCCL topology XML")
