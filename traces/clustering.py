@@ -1,27 +1,29 @@
-"""Key-centric sample clustering: which samples of a batch go into the same micro-batch so that few rows are sent twice.
+"""Key-centric sample clustering: which samples of a batch go into one micro-batch so that few rows are sent twice.
 
-A micro-batch sends each of its keys once, so a batch sends the sum over its N micro-batches of their unique keys: at least
-the unique keys of the batch, and more by one for each further micro-batch that a key appears in. That is balanced
-hypergraph partitioning (samples are vertices, keys are nets, the objective is connectivity minus one). It is solved here
-with array operations only, many batches at once:
+A micro-batch sends each of its keys once, so a batch sends the sum over its N micro-batches of their unique keys: at
+least the unique keys of the batch, and more by one for each further micro-batch that a key appears in. That is balanced
+hypergraph partitioning (samples are vertices, keys are nets, the objective is connectivity minus one). It is solved
+here with array operations only, many batches at once:
 
 1. keys that one sample alone has are dropped, and so, in heavy batches, are keys too frequent to be kept together
 2. in light batches, samples tied by rare keys are merged, so that they move together
 3. a start: a few power iterations of the sample-key matrix on random numbers, one column per micro-batch
-4. annealed mean field: q[i, m] is the probability of sample i in micro-batch m; its logit is minus beta times the number
-   of keys of i that m would not have without i, in expectation over the others; columns are rescaled to equal sizes
-   after each step (Sinkhorn). A frequent key is softened at first, or its gradient would vanish
+4. annealed mean field: q[i, m] is the probability of sample i in micro-batch m; its logit is minus beta times the
+   number of keys of i that m would not have without i, in expectation over the others; columns are rescaled to equal
+   sizes after each step. A frequent key is softened at first, or its gradient would vanish
 5. rounding to equal sizes, most certain samples first
 6. swaps of two samples at a time that save rows, best first; the best assignment seen is kept
+7. fewer than eight micro-batches are made by joining twice as many, those with most keys in common first
 
-Tried and rejected: sorting by the most frequent shared key (2.5 times the duplicates of a hypergraph partitioner on
-Criteo, 4 times on MovieLens); swaps from a random order (twice and more); mean field without a start (1.15 at twice the
-steps).
+Tried and rejected (duplicate rows over those of a multilevel hypergraph partitioner, N = 8): sorting by the most
+frequent shared keys, 2.5 on Criteo and 4.7 on MovieLens; swaps from a random order, 2 and more; mean field from noise,
+1.3; without merging on MovieLens, 1.5; directly for N = 2 instead of joining, 1.8 on Criteo.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,24 +41,25 @@ Float = NDArray[np.float32]
 Int = NDArray[np.int64]
 
 _STACK = 16
+_FINEST = 8
 _PHI = np.uint64(0x9E3779B97F4A7C15)
 _LIGHT_BELOW = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Effort:
-    """How hard to try; `beta` is in units of 1 / sqrt(shared keys a sample).
+    """How hard to try. Tuned on part 0 of the Criteo-like file and on MovieLens ratings.
 
     Attributes:
-        largest_net: most samples of a key that counts, in micro-batch sizes.
+        largest_net: most samples of a key that counts, as a share of the batch.
         merge_net: keys of at most this many samples tie them together; 1 merges nothing.
         merged_size: most samples tied together.
         power_steps, spread: iterations of the start and its standard deviation.
-        steps, beta_start, beta_end: annealing.
+        steps, beta_start, beta_end: annealing, beta in units of 1 / sqrt(shared keys a sample).
         balance_steps: Sinkhorn rounds in each step.
         soft, soft_growth: a key of f samples is softened by min(1, soft * soft_growth^step * N / f).
         swap_rounds: each swaps up to N / 2 pairs of samples.
-        starts: independent starts, of which each batch keeps the best.
+        starts: independent runs, of which each batch keeps the best.
     """
 
     largest_net: float
@@ -74,36 +77,40 @@ class _Effort:
     starts: int
 
 
-_HEAVY = _Effort(
-    largest_net=1.0,
-    merge_net=1,
-    merged_size=1,
-    power_steps=5,
-    spread=0.5,
-    steps=12,
-    beta_start=2.2,
-    beta_end=11.0,
-    balance_steps=2,
-    soft=2.0,
-    soft_growth=1.1,
-    swap_rounds=0,
-    starts=1,
-)
-_LIGHT = _Effort(
-    largest_net=np.inf,
-    merge_net=8,
-    merged_size=32,
-    power_steps=2,
-    spread=0.2,
-    steps=10,
-    beta_start=3.6,
-    beta_end=8.5,
-    balance_steps=2,
-    soft=0.25,
-    soft_growth=1.4,
-    swap_rounds=8,
-    starts=1,
-)
+def _effort(num_micro_batches: int, *, light: bool) -> _Effort:
+    """For batches of few shared keys a sample (ratings), or of many (click logs)."""
+    if light:
+        return _Effort(
+            largest_net=1.0,
+            merge_net=8,
+            merged_size=32,
+            power_steps=2,
+            spread=0.4,
+            steps=10,
+            beta_start=5.0,
+            beta_end=12.0,
+            balance_steps=2,
+            soft=0.25,
+            soft_growth=1.36,
+            swap_rounds=4,
+            starts=2,
+        )
+    root = num_micro_batches**0.5
+    return _Effort(
+        largest_net=0.1875 if num_micro_batches <= 8 else 0.25,
+        merge_net=1,
+        merged_size=1,
+        power_steps=max(2, 48 // num_micro_batches),
+        spread=0.1 * root,
+        steps=12,
+        beta_start=0.75 * root,
+        beta_end=11.0,
+        balance_steps=3,
+        soft=2.0,
+        soft_growth=1.1,
+        swap_rounds=max(0, min(4, num_micro_batches // 8 - 1)),
+        starts=1,
+    )
 
 
 def cluster_stream(stream: KeyStream, batch: int, num_micro_batches: int, *, seed: int = 0) -> Int:
@@ -140,11 +147,14 @@ def cluster_keys(
         raise ValueError(f"{num_samples} samples do not fill whole batches of {batch}")
     if num_micro_batches == 1:
         return np.zeros(num_samples, dtype=np.int64)
+    fine = num_micro_batches
+    while fine < _FINEST and batch % (2 * fine) == 0:
+        fine *= 2
     parts = [np.zeros(0, dtype=np.int64)]
     for start in range(0, num_samples, batch * _STACK):
         offsets = sample_offsets[start : start + batch * _STACK + 1]
-        stack = _Stack.of(keys[offsets[0] : offsets[-1]], offsets - offsets[0], batch, num_micro_batches)
-        parts.append(_cluster_stack(stack, np.random.default_rng(seed)))
+        stack = _Stack.of(keys[offsets[0] : offsets[-1]], offsets - offsets[0], batch, fine)
+        parts.append(_cluster_stack(stack, num_micro_batches, np.random.default_rng(seed)))
     return np.concatenate(parts)
 
 
@@ -210,6 +220,11 @@ class _Stack:
     def num_samples(self) -> int:
         return self.batches * self.batch
 
+    @property
+    def batch_of_net(self) -> Int:
+        """The batch of each key; rises."""
+        return np.asarray(self.nets.sample[self.nets.by_key.indptr[:-1]] // self.batch, dtype=np.int64)
+
     @classmethod
     def of(cls, keys: NDArray[np.uint64], offsets: Int, batch: int, num_micro_batches: int) -> _Stack:
         """Sorts (batch, key hash, sample) packed into words; equal hashes of a batch (2^-40 by chance) are one key."""
@@ -236,25 +251,44 @@ class _Stack:
         return cls(nets=_Nets.of(size[shared], members, num_samples), batches=batches, batch=batch, sizes=sizes)
 
 
-def _cluster_stack(stack: _Stack, rng: np.random.Generator) -> Int:
-    """The micro-batch of each sample of a stack."""
-    capacity = stack.batch / len(stack.sizes)
-    heavy = stack.nets.only(stack.nets.size <= capacity)
-    light = len(heavy.sample) < _LIGHT_BELOW * stack.num_samples
-    effort, nets = (_LIGHT, stack.nets) if light else (_HEAVY, heavy)
+def _cluster_stack(stack: _Stack, num_micro_batches: int, rng: np.random.Generator) -> Int:
+    """The micro-batch of each sample of a stack, made finer first and merged where `num_micro_batches` is smaller."""
+    effort = _effort(len(stack.sizes), light=False)
+    nets = stack.nets.only(stack.nets.size <= stack.batch * effort.largest_net)
+    if len(nets.sample) < _LIGHT_BELOW * stack.num_samples:
+        effort, nets = _effort(len(stack.sizes), light=True), stack.nets
     leader = _leaders(nets, effort)
     merged = _merge(nets, leader) if effort.merge_net > 1 else nets
-    best, least = None, None
+    weight = np.bincount(leader, minlength=stack.num_samples)
+    micro_batch, least = np.zeros(stack.num_samples, dtype=np.int64), np.full(stack.batches, np.inf)
     for _ in range(effort.starts):
-        q = _anneal(stack, merged, np.bincount(leader, minlength=stack.num_samples), effort, rng)
+        q = _anneal(stack, merged, weight, effort, rng)
         found, cost = _swap(stack, _round(stack, q[leader], leader), effort.swap_rounds, rng)
-        if best is None or least is None:
-            best, least = found, cost
-        else:
-            best = np.where(np.repeat(cost < least, stack.batch), found, best)
-            least = np.minimum(cost, least)
-    assert best is not None
-    return best
+        micro_batch = np.where(np.repeat(cost < least, stack.batch), found, micro_batch)
+        least = np.minimum(cost, least)
+    while len(stack.sizes) > num_micro_batches:
+        micro_batch = _pair(stack, micro_batch)
+        stack = replace(stack, sizes=stack.sizes.reshape(-1, 2).sum(axis=1))
+        micro_batch, _ = _swap(stack, micro_batch, effort.swap_rounds, rng)
+    return micro_batch
+
+
+def _pair(stack: _Stack, micro_batch: Int) -> Int:
+    """Joins micro-batches two by two, in each batch those with most keys in common first."""
+    num, total = len(stack.sizes), stack.num_samples
+    held = np.zeros((total, num), dtype=np.float32)
+    held[np.arange(total), micro_batch] = 1
+    present = (stack.nets.by_key @ held > 0).astype(np.float32)
+    bounds = np.searchsorted(stack.batch_of_net, np.arange(stack.batches + 1))
+    target = np.zeros((stack.batches, num), dtype=np.int64)
+    for batch, (start, stop) in enumerate(pairwise(bounds)):
+        common = present[start:stop].T @ present[start:stop]
+        np.fill_diagonal(common, -1)
+        for joined in range(num // 2):
+            one, other = divmod(int(common.argmax()), num)
+            target[batch, [one, other]] = joined
+            common[[one, other]] = common[:, [one, other]] = -1
+    return target[np.arange(total) // stack.batch, micro_batch]
 
 
 def _leaders(nets: _Nets, effort: _Effort) -> Int:
@@ -368,28 +402,25 @@ def _round(stack: _Stack, q: Float, leader: Int) -> Int:
     return micro_batch
 
 
-def _swap(stack: _Stack, micro_batch: Int, rounds: int, rng: np.random.Generator) -> tuple[Int, Int]:
-    """The assignment after the best swaps, and the duplicate rows of each batch with it: int64 (batches,)."""
+def _swap(stack: _Stack, micro_batch: Int, rounds: int, rng: np.random.Generator) -> tuple[Int, Float]:
+    """The best assignment of each batch in so many rounds of swaps, and the rows that each batch sends with it."""
     nets, num, total = stack.nets, len(stack.sizes), stack.num_samples
     ones = np.ones((num, 1), dtype=np.float32)
     own = np.arange(total)
-    batch_of_net = nets.sample[nets.by_key.indptr[:-1]] // stack.batch
     best = micro_batch
-    least = np.full(stack.batches, np.iinfo(np.int64).max)
+    least = np.full(stack.batches, np.inf)
     for step in range(rounds + 1):
         held = np.zeros((total, num), dtype=np.float32)
         held[own, micro_batch] = 1
         count = nets.by_key @ held
         present = (count > 0).astype(np.float32)
-        spread = (present @ ones).ravel() - 1
-        cost = np.bincount(batch_of_net, weights=spread, minlength=stack.batches).astype(np.int64)
+        cost = np.bincount(stack.batch_of_net, weights=(present @ ones).ravel(), minlength=stack.batches)
         best = np.where(np.repeat(cost < least, stack.batch), micro_batch, best)
         least = np.minimum(cost, least)
-        if step < rounds and rounds:
+        if step < rounds:
             saved = (nets.by_sample @ (count == 1).astype(np.float32))[own, micro_batch]
             gain = (saved + rng.random(total, dtype=np.float32) * np.float32(0.3))[:, None]
-            gain = gain - nets.by_sample @ (1 - present)
-            micro_batch = _best_swaps(stack, micro_batch, gain)
+            micro_batch = _best_swaps(stack, micro_batch, gain - nets.by_sample @ (1 - present))
     return best, least
 
 

@@ -119,6 +119,8 @@ def _layout_of(path: Path, lines: list[str]) -> KeyFileLayout:
     if len(widths) > 1 and delimiter in ",;|":
         check_indices(path, first.replace(delimiter, " "), 1)
         return KeyFileLayout(format=KeyFormat.INDEX_LIST, delimiter=delimiter)
+    if not any(_NUMBER.fullmatch(cell) for cell in cells) or any(" " in cell for cell in cells):
+        raise TraceError(f"{path}: line 1: not a key file: expected column names or ids, got {first[:40]!r}")
     return _without_header(cells, delimiter)
 
 
@@ -162,7 +164,9 @@ def _movielens_columns(columns: tuple[str, ...]) -> dict[str, Any]:
 
 
 def is_index(token: str) -> bool:
-    return re.fullmatch(r"-?\d+", token) is not None
+    """Whether a token is a whole number in ASCII digits."""
+    digits = token[1:] if token.startswith("-") else token
+    return digits.isdecimal() and digits.isascii()
 
 
 def check_indices(path: Path, line: str, number: int) -> None:
@@ -174,12 +178,10 @@ def check_indices(path: Path, line: str, number: int) -> None:
 
 
 def open_key_file(path: Path) -> IO[bytes]:
-    file = path.open("rb")
-    magic = file.read(2)
-    file.seek(0)
-    if magic == b"\x1f\x8b":
-        return gzip.GzipFile(fileobj=file)  # type: ignore[return-value]
-    return file
+    """The content of a file, unpacked if it starts like a gzip file."""
+    with path.open("rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"
+    return gzip.GzipFile(path) if packed else path.open("rb")  # type: ignore[return-value]
 
 
 class readable:  # noqa: N801 - read as a verb where it is used

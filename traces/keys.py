@@ -203,17 +203,22 @@ def _index_parts(path: Path, layout: KeyFileLayout) -> Iterator[KeyStream]:
     """One sample a line: an index, or several separated by blanks or the delimiter (a bag)."""
     for number, lines in _line_blocks(path):
         rows = [(line.replace(layout.delimiter, " ") if layout.delimiter else line).split() for line in lines]
-        tokens = [token for row in rows for token in row]
-        try:
-            values = np.array([int(token) % (1 << 64) for token in tokens], dtype=np.uint64)
-        except ValueError:
-            at = next(i for i, row in enumerate(rows) if not all(is_index(token) for token in row))
-            check_indices(path, lines[at], number + at)
-            raise
+        for at, row in enumerate(rows):
+            if not all(map(is_index, row)):
+                check_indices(path, " ".join(row), number + at)
+        values = _integers([token for row in rows for token in row])
         lengths = np.array([len(row) for row in rows], dtype=np.int64)
         lengths = lengths[lengths > 0] if layout.delimiter is None else lengths
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         yield KeyStream(features=("index",), values=values, offsets=offsets, source=path.name)
+
+
+def _integers(tokens: list[str]) -> NDArray[np.uint64]:
+    """Whole numbers as 64-bit words; negative and longer ones by their lowest 64 bits."""
+    try:
+        return np.array(tokens, dtype=np.int64).view(np.uint64)
+    except (OverflowError, ValueError):
+        return np.array([int(token) % (1 << 64) for token in tokens], dtype=np.uint64)
 
 
 def _slot_parts(path: Path, _layout: KeyFileLayout) -> Iterator[KeyStream]:
