@@ -54,7 +54,7 @@
   function draw(panel, printing = false) {
     const { canvas, run, view } = panel;
     const lanes = lanesOf(panel), paint = colours(printing);
-    const width = canvas.clientWidth || 1000, height = TOP + lanes.length * LANE + AXIS;
+    const width = printing ? 1000 : canvas.clientWidth || 1000, height = TOP + lanes.length * LANE + AXIS;
     const density = printing ? 3 : window.devicePixelRatio || 1;
     canvas.style.height = `${height}px`;
     canvas.width = Math.round(width * density);
@@ -286,7 +286,9 @@
   darkMedia.addEventListener("change", drawAll);
   window.addEventListener("resize", drawAll);
   window.addEventListener("beforeprint", () => {
-    document.querySelectorAll("details").forEach((each) => { each.open = true; });
+    for (const each of document.querySelectorAll("details")) {
+      if (each.querySelectorAll("tr").length <= 60) each.open = true;  // longer tables stay on the screen
+    }
     panels.forEach((panel) => draw(panel, true));
   });
   window.addEventListener("afterprint", drawAll);

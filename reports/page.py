@@ -29,8 +29,8 @@ from reports.tables import METRICS, cell
 
 __all__ = ["page"]
 
-#: Below this share of a strip a bar is too narrow for a name.
-_NARROW: Final = 0.08
+#: What a character takes of the width of a card, so that a bar is named only where the name fits.
+_CHARACTER: Final = 0.0195
 #: The most spans that one page ships, shared out among its runs; 3 MB at most.
 _NUM_SPANS: Final = 100_000
 _CARD_FACTS: Final = ("qps", "scaling_efficiency", "speedup", "utilization", "lookup_ms", "communication_ms")
@@ -41,6 +41,7 @@ def page(
     *,
     title: str = "",
     ranks: Sequence[int] | None = None,
+    curve_rows: Sequence[ResultRow] = (),
     made: str = "",
     base: Path | None = None,
 ) -> str:
@@ -50,6 +51,7 @@ def page(
         runs: what to report on; the first is the one that others are compared with.
         title: the heading; by default made from the runs' names.
         ranks: which ranks the timelines show; by default chosen and named.
+        curve_rows: results to draw as scaling curves, before those that the runs carry themselves.
         made: a line at the end that says how the page was made.
         base: the folder the page will lie in, for links to exported traces.
 
@@ -65,14 +67,15 @@ def page(
     payloads = [
         _timeline(run, window, ranks, _NUM_SPANS // len(runs)) for run, window in zip(runs, windows, strict=True)
     ]
-    curves = _curves(runs)
+    rows = _curve_rows(runs, curve_rows)
+    curves = _curves(runs, rows)
     context = {
         "title": title or _title(runs),
         "cards": [_card(run) for run in runs],
         "metrics": tables.metrics(runs),
         "relative": _relative(runs),
         "curves": [svg for _, svg in curves],
-        "curve_table": _curve_table(runs) if curves else None,
+        "curve_table": _curve_table(rows) if curves else None,
         "breakdown": inline_svg(
             breakdown({run.name: run.record.parts_ms for run in runs}, title=""),
             "parts",
@@ -87,7 +90,7 @@ def page(
         "resources": [tables.resources(run, window) for run, window in zip(runs, windows, strict=True)],
         "changes": [_change(runs[0], run) for run in runs[1:]],
         "assumptions": tables.assumptions(runs),
-        "provenance": [tables.provenance(run) for run in runs],
+        "provenance": tables.provenance(runs),
         "made": made,
         "data": _script_json({"kinds": kinds_payload(), "runs": [payload for payload, _ in payloads]}),
         "css": _asset("page.css"),
@@ -185,7 +188,8 @@ def _parts_strip(parts_ms: dict[str, float]) -> list[dict[str, Any]]:
         value = parts_ms.get(part, 0.0)
         if value > 0:
             mark, share = PARTS_MARKS[part], value / total
-            words = f"{mark.short} {100 * share:.0f} %" if share > 2 * _NARROW else ""
+            words = f"{mark.short} {100 * share:.0f} %"
+            words = words if share > _CHARACTER * len(words) else ""
             strip.append({**_bar(part, share, mark.colour, f"{value:,.2f} ms"), "words": words})
     return strip
 
@@ -214,17 +218,16 @@ def _relative(runs: Sequence[Run]) -> str:
     return " ".join(words)
 
 
-def _curve_rows(runs: Sequence[Run]) -> list[ResultRow]:
-    """The rows of all runs' curves, each method, size and metric once."""
+def _curve_rows(runs: Sequence[Run], more: Sequence[ResultRow]) -> list[ResultRow]:
+    """The rows of all curves, each method, size and metric once."""
     rows: dict[tuple[str, int, str], ResultRow] = {}
-    for run in runs:
-        for row in run.record.curve:
-            rows.setdefault((row.method, row.world_size, row.metric), row)
+    for row in (*more, *(row for run in runs for row in run.record.curve)):
+        rows.setdefault((row.method, row.world_size, row.metric), row)
     return list(rows.values())
 
 
-def _curves(runs: Sequence[Run]) -> list[tuple[str, str]]:
-    frame = rows_frame(tuple(_curve_rows(runs)))
+def _curves(runs: Sequence[Run], curve_rows: Sequence[ResultRow]) -> list[tuple[str, str]]:
+    frame = rows_frame(curve_rows)
     bases = [base for run in runs if (base := run.record.scaling_efficiency_relative_to) is not None]
     figures: list[tuple[str, str]] = []
     for metric in ("scaling_efficiency", "qps", "step_latency_ms"):
@@ -240,10 +243,10 @@ def _curves(runs: Sequence[Run]) -> list[tuple[str, str]]:
     return figures
 
 
-def _curve_table(runs: Sequence[Run]) -> tables.Table:
+def _curve_table(curve_rows: Sequence[ResultRow]) -> tables.Table:
     heads = ("method", "workers", "metric", "unit", "value", "published", "status")
     rows = []
-    for row in _curve_rows(runs):
+    for row in curve_rows:
         metric = METRICS[row.metric]
         plain = [cell(v, metric.digits, scale=metric.scale).replace(",", "") for v in (row.value, row.published)]
         published = "" if row.published is None else plain[1]
@@ -270,7 +273,8 @@ def _limit(run: Run) -> dict[str, Any] | None:
             mark = KINDS[OpKind(op.kind)]
             micro = "" if op.micro_batch is None else f" m{op.micro_batch}"
             bar = _bar(op.kind, op.ns / total, mark.colour, f"t{op.batch:+d}{micro}, {ns_to_ms(op.ns):,.3f} ms")
-            strip.append({**bar, "words": mark.short if op.ns / total > _NARROW / 2 else ""})
+            fits = op.ns / total > _CHARACTER / 3 * len(mark.short)  # this strip is as wide as three cards
+            strip.append({**bar, "words": mark.short if fits else ""})
     steps = "every step" if limit.iterations == 1 else f"every {limit.iterations} steps"
     words = (
         f"These ops wait for one another in a circle that turns once {steps}. Without contention and with all "

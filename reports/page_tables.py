@@ -205,15 +205,21 @@ def assumptions(runs: Sequence[Run]) -> Table | None:
     )
 
 
-def provenance(run: Run) -> Table:
-    """How to get the run again."""
-    rows = [(str(key), _plain(value)) for key, value in run.record.provenance.items() if value is not None]
+def provenance(runs: Sequence[Run]) -> Table:
+    """How to get the runs again, one column each."""
+    facts = [_facts(run) for run in runs]
+    fields = list(dict.fromkeys(key for each in facts for key in each))
+    rows = tuple((key, *(each.get(key, _NONE) for each in facts)) for key in fields)
+    return Table(caption="Provenance", heads=("field", *(run.name for run in runs)), rows=rows)
+
+
+def _facts(run: Run) -> dict[str, str]:
+    facts = {str(key): _plain(value) for key, value in run.record.provenance.items() if value is not None}
     rests = run.record.critical_cycle_rests_on
     if rests:
         order = sorted(rests, key=lambda status: list(STATUSES).index(status))
-        words = ", ".join(f"{100 * rests[status]:.1f} % {status}" for status in order)
-        rows.append(("time of the critical cycle by provenance", words))
-    return Table(caption=f"Provenance of {run.name}", heads=("field", "value"), rows=tuple(rows))
+        facts["critical cycle rests on"] = ", ".join(f"{100 * rests[status]:.1f} % {status}" for status in order)
+    return facts
 
 
 def _plain(value: Any) -> str:

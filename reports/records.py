@@ -5,7 +5,10 @@ Every number carries where it comes from, one of `reports.style.STATUSES`. Field
 
 from __future__ import annotations
 
+import io
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -29,6 +32,7 @@ __all__ = [
     "decode",
     "encode",
     "metric_rows",
+    "read_rows",
     "rows_frame",
 ]
 
@@ -144,6 +148,13 @@ class Record:
         return known.get("step_latency_ms", self.rows[0].status if self.rows else "assumed")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Results:
+    """The part of a command's JSON that holds its rows."""
+
+    rows: tuple[ResultRow, ...]
+
+
 def metric_rows(metrics: StepMetrics, *, method: str, world_size: int, status: str) -> tuple[ResultRow, ...]:
     """The metrics of one measured or simulated run as rows, those that it alone does not give left out."""
     values = {name: getattr(metrics, name, None) for name in METRICS}
@@ -154,10 +165,34 @@ def metric_rows(metrics: StepMetrics, *, method: str, world_size: int, status: s
     )
 
 
-def rows_frame(rows: tuple[ResultRow, ...]) -> pd.DataFrame:
+def rows_frame(rows: Sequence[ResultRow]) -> pd.DataFrame:
     """The rows as the long table that `reports.plots` and `reports.tables` take."""
     frame = pd.DataFrame([[getattr(row, name) for name in _ROW] for row in rows], columns=list(_ROW))
     return frame.astype(dict.fromkeys(("value", "published", "low", "high"), np.float64))
+
+
+def read_rows(path: Path) -> tuple[ResultRow, ...]:
+    """Rows of results from the JSON or CSV that commands print with `--format`.
+
+    Raises:
+        TraceError: if the file cannot be read or is neither; names the file and the field.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TraceError(f"{path}: cannot be read: {error}") from None
+    try:
+        if text.lstrip().startswith("{"):
+            rows = msgspec.json.decode(text, type=_Results).rows
+        else:
+            frame = pd.read_csv(io.StringIO(text), comment="#")
+            plain = frame.astype(object).where(frame.notna(), None).to_dict("records")
+            rows = msgspec.convert(plain, type=tuple[ResultRow, ...])
+    except (msgspec.MsgspecError, pd.errors.ParserError, pd.errors.EmptyDataError) as error:
+        message = f"{path}: {error}; expected results printed with --format json or csv"
+        raise TraceError(message) from None
+    _check_rows("rows", rows, str(path))
+    return rows
 
 
 def encode(record: Any) -> bytes:
@@ -195,19 +230,12 @@ def decode(data: bytes, where: str) -> Record:
 
 def check(record: Record, where: str) -> None:
     """Raises a TraceError for a status, metric or part that nobody knows, or a share outside 0 to 1."""
-    groups: dict[str, tuple[ResultRow | ResourceUse, ...]] = {
-        "rows": record.rows,
-        "curve": record.curve,
-        "resources": record.resources,
-    }
-    for name, items in groups.items():
-        for i, item in enumerate(items):
-            if item.status not in STATUSES:
-                raise TraceError(f"{where}: {name}[{i}].status: {unknown_name('status', item.status, STATUSES)}")
-            if isinstance(item, ResultRow) and item.metric not in METRICS:
-                raise TraceError(f"{where}: {name}[{i}].metric: {unknown_name('metric', item.metric, METRICS)}")
-            if isinstance(item, ResourceUse) and not 0 <= item.busy <= 1:
-                raise TraceError(f"{where}: {name}[{i}].busy must be between 0 and 1, got {item.busy}")
+    _check_rows("rows", record.rows, where)
+    _check_rows("curve", record.curve, where)
+    for i, use in enumerate(record.resources):
+        _check_status(f"{where}: resources[{i}]", use.status)
+        if not 0 <= use.busy <= 1:
+            raise TraceError(f"{where}: resources[{i}].busy must be between 0 and 1, got {use.busy}")
     for status in record.critical_cycle_rests_on:
         if status not in STATUSES:
             raise TraceError(f"{where}: critical_cycle_rests_on: {unknown_name('status', status, STATUSES)}")
@@ -218,3 +246,15 @@ def check(record: Record, where: str) -> None:
             raise TraceError(f"{where}: parts_ms[{part!r}] must not be negative, got {value}")
     if record.world_size < 1:
         raise TraceError(f"{where}: world_size must be at least 1, got {record.world_size}")
+
+
+def _check_rows(name: str, rows: Sequence[ResultRow], where: str) -> None:
+    for i, row in enumerate(rows):
+        _check_status(f"{where}: {name}[{i}]", row.status)
+        if row.metric not in METRICS:
+            raise TraceError(f"{where}: {name}[{i}].metric: {unknown_name('metric', row.metric, METRICS)}")
+
+
+def _check_status(where: str, status: str) -> None:
+    if status not in STATUSES:
+        raise TraceError(f"{where}.status: {unknown_name('status', status, STATUSES)}")

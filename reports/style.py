@@ -9,6 +9,7 @@ Source: Okabe, Ito, Color Universal Design (2008), the set of eight.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -102,6 +103,7 @@ _SYNONYMS: Final = {
     "dbp-only": "dbp",
     "fwp-only": "fwp",
     "nestpipe-2d-sp": "nestpipe+2d-sp",
+    "sparsedist": "sparse-dist",
     "trainpipelinesparsedist": "sparse-dist",
 }
 _SPARE: Final = (
@@ -127,7 +129,7 @@ def method_marks(methods: Iterable[str]) -> dict[str, Mark]:
     marks: dict[str, Mark] = {}
     spare = 0
     for method in methods:
-        name = method.lower().replace("_", "-").replace(" ", "-")
+        name = re.sub(r"[\s_-]*([+-]|[\s_])[\s_-]*", lambda found: "+" if found[1] == "+" else "-", method.lower())
         known = _METHODS.get(_SYNONYMS.get(name, name))
         if known is None or known in marks.values():
             known = _SPARE[spare % len(_SPARE)]

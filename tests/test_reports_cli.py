@@ -14,7 +14,7 @@ from nestpipe.errors import NestPipeError
 from nestpipe.ir import OpKind
 from reports.runs import write_run
 from reports.timeline_file import write_timeline
-from tests.reports_examples import record, timeline
+from tests.reports_examples import record, results, timeline
 
 app = typer.Typer(pretty_exceptions_enable=False)
 app.command()(report)
@@ -28,6 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("sync", "nestpipe"):
         run = timeline(name)
         write_run(path / name, run=record(run, name), timeline=run)
+    (path / "bad.csv").write_text("method,metric\nNestPipe,qps\n")
     write_timeline(timeline("nestpipe", faster={OpKind.BACKWARD: 2.0}), path / "faster.parquet")
     return path
 
@@ -47,6 +48,17 @@ def test_report_to_stdout_is_the_page_alone(folder: Path) -> None:
     result = CliRunner().invoke(app, ["report", str(folder / "sync"), "--out", "-", "--title", "A & B"])
     assert result.stdout.startswith("<!doctype html>")
     assert "<h1>A &amp; B</h1>" in result.stdout
+
+
+@pytest.mark.parametrize("suffix", ["json", "csv"])
+def test_report_draws_the_curve_of_a_results_file(suffix: str, folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / f"rows.{suffix}"
+    rows = results().replace({float("nan"): None})
+    text = results().to_csv(index=False) if suffix == "csv" else json.dumps({"rows": rows.to_dict("records")})
+    path.write_text(text)
+    result = CliRunner().invoke(app, ["report", str(folder / "sync"), "--curve", str(path), "--out", "-"])
+    assert 'id="curve"' in result.stdout
+    assert f"The {len(results())} points of all curves" in result.stdout
 
 
 def test_diff_compares_a_run_with_a_timeline(folder: Path) -> None:
@@ -73,6 +85,8 @@ def test_diff_fails_where_step_latency_differs_by_more_than_allowed(folder: Path
         (["report", "nowhere"], r"nowhere/run.json cannot be found.*written by nestpipe simulate --out DIR"),
         (["report", "sync", "--rank", "7"], "sync: rank 7 is not in the run; it holds 0"),
         (["report", "sync", "--out", "sync"], "sync: cannot be written.*choose another --out"),
+        (["report", "sync", "--curve", "bad.csv"], "bad.csv: .*expected results printed with --format json or csv"),
+        (["report", "sync", "--curve", "gone.csv"], "gone.csv: cannot be read"),
         (["diff", "sync", "nowhere.parquet"], "nowhere.parquet: there is no such file"),
         (["diff", "sync", "sync/run.json"], "run.json: cannot be read as Parquet"),
     ],

@@ -201,3 +201,12 @@ def test_what_cannot_be_drawn_is_refused_with_the_reason(runs: dict[str, Timelin
         plots.timelines(runs, rank=9)
     with pytest.raises(TraceError, match="no method"):
         plots.breakdown({})
+
+
+def test_catalogue_names_and_published_names_share_their_marks() -> None:
+    published = ["TorchRec", "2D-SP", "UniEmb", "DBP only", "FWP only", "NestPipe", "NestPipe + 2D-SP", "SparseDist"]
+    catalogue = ["sync", "2d_sp", "async_prefetch", "dbp", "fwp", "nestpipe", "nestpipe_2d_sp", "sparse_dist"]
+    assert sorted(catalogue) == sorted(names())
+    marks = style.method_marks(published).values(), style.method_marks(catalogue).values()
+    assert list(marks[0]) == list(marks[1])
+    assert len({mark.marker for mark in marks[0]}) == len(published)

@@ -17,15 +17,21 @@ def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Directories written by simulate --out.")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="The page to write; - for stdout.")] = Path("report.html"),
     title: Annotated[str, typer.Option(help="Heading of the page; made from the runs' names by default.")] = "",
+    curve: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Results to draw as the curve: a command's --format json or csv."),
+    ] = None,
     rank: Annotated[list[int] | None, typer.Option(help="A rank to show in the timelines; repeatable.")] = None,
 ) -> None:
     """Writes one self-contained HTML page about one or several runs; the others are compared with the first."""
     from reports.page import page
+    from reports.records import read_rows
     from reports.runs import read_run
 
     made = ", ".join(f"{key}: {value}" for key, value in provenance().items())
     base = Path.cwd() if str(out) == "-" else out.parent
-    html = page([read_run(run) for run in runs], title=title, ranks=rank or None, made=made, base=base)
+    rows = read_rows(curve) if curve else ()
+    html = page([read_run(run) for run in runs], title=title, ranks=rank or None, curve_rows=rows, made=made, base=base)
     if str(out) == "-":
         typer.echo(html, nl=False)
     else:
