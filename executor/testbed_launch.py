@@ -64,6 +64,7 @@ def launch(
     timeout_s: float,
     grace_s: float = 5.0,
     extra_environment: Mapping[str, str] | None = None,
+    realtime: bool = False,
     check: bool = True,
 ) -> list[RankResult]:
     """Run `command` on every rank of a testbed that is up, and wait for all.
@@ -74,6 +75,7 @@ def launch(
         timeout_s: after this many seconds all ranks are ended.
         grace_s: how long the other ranks may take to notice when one has failed.
         extra_environment: further variables for every rank.
+        realtime: run the ranks before everything else on the machine (SCHED_RR), so that other load does not show.
         check: raise if a rank failed.
 
     Raises:
@@ -83,7 +85,7 @@ def launch(
         ranks: list[_Rank] = []
         try:
             for rank in range(bed.world_size):
-                ranks.append(_start(bed, rank, command, Path(folder), extra_environment))
+                ranks.append(_start(bed, rank, command, Path(folder), extra_environment, realtime))
             late = _wait(ranks, timeout_s, grace_s)
         finally:
             for started in ranks:
@@ -122,14 +124,21 @@ class _Rank:
 
 
 def _start(
-    bed: Testbed, rank: int, command: Sequence[str], folder: Path, extra_environment: Mapping[str, str] | None
+    bed: Testbed,
+    rank: int,
+    command: Sequence[str],
+    folder: Path,
+    extra_environment: Mapping[str, str] | None,
+    realtime: bool,
 ) -> _Rank:
     stdout = open(folder / f"rank{rank}.out", "w+b")  # noqa: SIM115 (closed by `result`)
     stderr = open(folder / f"rank{rank}.err", "w+b")  # noqa: SIM115
     libc = ctypes.CDLL(None)
 
-    def die_with_parent() -> None:
+    def prepare() -> None:
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if realtime:
+            os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
 
     process = subprocess.Popen(
         ["ip", "netns", "exec", bed.namespace(rank), *command],
@@ -138,7 +147,7 @@ def _start(
         stdout=stdout,
         stderr=stderr,
         start_new_session=True,
-        preexec_fn=die_with_parent,
+        preexec_fn=prepare,
     )
     return _Rank(rank=rank, process=process, stdout=stdout, stderr=stderr)
 

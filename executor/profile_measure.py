@@ -1,0 +1,214 @@
+"""The whole profile: serial runs over sizes and link rates, emulated and real, and pairs of ops at the same time.
+
+Result: a cost table whose meta holds everything else that a prediction needs and where it comes from.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+
+from executor.profile import Links, ProfiledRun, cost_rows, gaps
+from executor.profile_run import RunConfig, sizes_of_run
+from executor.profile_schedule import PAIRS, SERIAL
+from executor.profile_sizes import RunSizes
+from executor.testbed_emulate import EmulatedDevice
+from nestpipe.ir import COLLECTIVES, OpKind
+from nestpipe.metrics import measure
+from nestpipe.timeline import from_frame
+from traces.cost_table import CostTable
+
+__all__ = ["SEED", "Plan", "full_plan", "measure_costs", "quick_plan"]
+
+#: The seed of the keys that are profiled; validation must not use it.
+SEED: Final = 101
+_PAIR: Final = (256, 64, 4)
+_WARM_UP: Final = 2
+
+#: Runs configurations at a link rate (bit/s) and returns their spans, as `executor.profile_driver.run_on_testbed` does.
+Run = Callable[[Sequence[RunConfig], int], pd.DataFrame]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What to measure: workloads (batch per rank, width, micro-batches), link rates in bit/s, steps, and how often."""
+
+    workloads: tuple[tuple[int, int, int], ...]
+    rates_bits_per_s: tuple[int, ...]
+    steps: int
+    repeats: int
+    devices: tuple[EmulatedDevice | None, ...]
+
+    def configs(self) -> list[RunConfig]:
+        """The serial runs of one link rate, all of them once before any is repeated."""
+        return [
+            _config(SERIAL, workload, self.steps, device)
+            for _ in range(self.repeats)
+            for device in self.devices
+            for workload in self.workloads
+        ]
+
+
+def full_plan(devices: tuple[EmulatedDevice | None, ...]) -> Plan:
+    """A profile of a few minutes."""
+    return Plan(
+        workloads=(
+            *((48, 16, 1), (48, 16, 4), (48, 128, 2), (160, 48, 1), (160, 48, 8)),
+            *((256, 64, 1), (256, 64, 8), (640, 16, 2), (640, 128, 1), (640, 256, 4)),
+        ),
+        rates_bits_per_s=(150_000_000, 700_000_000),
+        steps=10,
+        repeats=2,
+        devices=devices,
+    )
+
+
+def quick_plan(devices: tuple[EmulatedDevice | None, ...]) -> Plan:
+    """A profile of under a minute, for CI."""
+    return Plan(
+        workloads=((48, 16, 1), (48, 16, 4), (256, 64, 1), (256, 64, 8), (512, 128, 4)),
+        rates_bits_per_s=(300_000_000,),
+        steps=8,
+        repeats=1,
+        devices=devices,
+    )
+
+
+def _config(schedule: str, workload: tuple[int, int, int], steps: int, device: EmulatedDevice | None) -> RunConfig:
+    batch_size, dim, micro_batches = workload
+    return RunConfig(
+        schedule=schedule,
+        micro_batches=micro_batches,
+        batch_size=batch_size,
+        dim=dim,
+        steps=steps,
+        seed=SEED,
+        device=device,
+    )
+
+
+def measure_costs(
+    plan: Plan, run: Run, *, world_size: int, burst_bytes: int, conditions: Mapping[str, Any]
+) -> CostTable:
+    """Measure everything that the plan says.
+
+    Args:
+        plan: what to measure.
+        run: runs configurations at a link rate.
+        world_size: number of ranks.
+        burst_bytes: what an idle link lets through at once.
+        conditions: facts about how it is run, kept in the table's meta.
+    """
+    sizes: dict[tuple[int, int, int], RunSizes] = {}
+    runs: list[ProfiledRun] = []
+    began = time.time()
+    for rate in plan.rates_bits_per_s:
+        configs = plan.configs()
+        frame = run(configs, rate)
+        links = Links(bits_per_s=(rate,) * world_size, burst_bytes=burst_bytes)
+        for number, config in enumerate(configs):
+            key = (config.batch_size, config.dim, config.micro_batches)
+            if key not in sizes:
+                sizes[key] = sizes_of_run(config, world_size)
+            runs.append(
+                ProfiledRun(
+                    frame=frame[frame["run"] == number],
+                    config=config,
+                    sizes=sizes[key],
+                    links=links,
+                    name=f"{rate}:{number % (len(plan.workloads) * len(plan.devices))}",
+                )
+            )
+    pairs = run(_pair_configs(plan), max(plan.rates_bits_per_s))
+    variants = sorted({run.config.variant for run in runs})
+    source = f"measured on {platform.node() or 'this host'}, median of ops in serial runs"
+    rows = [cost_rows([each for each in runs if each.config.variant == name], source=source) for name in variants]
+    meta = {
+        **conditions,
+        "measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began)),
+        "duration_s": round(time.time() - began, 1),
+        "world_size": world_size,
+        "burst_bytes": burst_bytes,
+        "cores": len(os.sched_getaffinity(0)),
+        "load_average": _loads(runs),
+        **_lane_gaps(runs),
+        "repeatability_cv": _repeatability(runs, len(plan.workloads) * len(plan.devices)),
+        "interference": _interference(pairs, plan),
+        "configurations": [{**asdict(config), "schedule": "serial"} for config in plan.configs()],
+        "rates_bits_per_s": list(plan.rates_bits_per_s),
+    }
+    return CostTable(rows=pd.concat(rows, ignore_index=True), meta=meta)
+
+
+def _loads(runs: Sequence[ProfiledRun]) -> dict[str, float]:
+    loads = [float(run.frame["load"].iloc[0]) for run in runs]
+    return {"min": min(loads), "median": float(np.median(loads)), "max": max(loads)}
+
+
+def _lane_gaps(runs: Sequence[ProfiledRun]) -> dict[str, Any]:
+    found = [gaps(run.frame, run.config) for run in runs]
+    return {
+        name: {
+            "p50_ns": round(float(np.median([each[name]["p50_ns"] for each in found]))),
+            "p75_ns": round(float(np.median([each[name]["p75_ns"] for each in found]))),
+            "count": sum(each[name]["count"] for each in found),
+        }
+        for name in ("handoff", "issue")
+    }
+
+
+def _repeatability(runs: Sequence[ProfiledRun], per_rate: int) -> float | None:
+    """Coefficient of variation of the step time over repeated runs of one configuration; None without repeats."""
+    steps: dict[str, list[float]] = {}
+    for run in runs:
+        steps.setdefault(run.name, []).append(measure(from_frame(run.frame)).step_latency_ms)
+    spreads = [np.std(times, ddof=1) / np.mean(times) for times in steps.values() if len(times) > 1]
+    del per_rate
+    return float(np.sqrt(np.mean(np.square(spreads)))) if spreads else None
+
+
+def _pair_configs(plan: Plan) -> list[RunConfig]:
+    schedules = [SERIAL, *(schedule for schedule, _ in PAIRS.values())]
+    return [_config(schedule, _PAIR, plan.steps, device) for device in plan.devices for schedule in schedules]
+
+
+def _interference(pairs: pd.DataFrame, plan: Plan) -> list[dict[str, Any]]:
+    """For each pair and op of it: its median time alone and together, and the slowdown."""
+    found = []
+    runs = [_times(pairs[pairs["run"] == number]) for number in range(len(plan.devices) * (len(PAIRS) + 1))]
+    for index, device in enumerate(plan.devices):
+        alone, *together = runs[index * (len(PAIRS) + 1) : (index + 1) * (len(PAIRS) + 1)]
+        for (name, (_, kinds)), times in zip(PAIRS.items(), together, strict=True):
+            for kind in kinds:
+                found.append(
+                    {
+                        "pair": name,
+                        "kind": kind.value,
+                        "compute": "real" if device is None else "emulated",
+                        "alone_ns": round(alone[kind]),
+                        "together_ns": round(times[kind]),
+                        "slowdown": round(times[kind] / alone[kind], 3),
+                    }
+                )
+    return found
+
+
+def _times(frame: pd.DataFrame) -> dict[OpKind, float]:
+    """Median time of each kind: of a collective from the last arrival to the last departure."""
+    frame = frame[frame["batch"] >= _WARM_UP]
+    found = {}
+    for kind, spans in frame.groupby(frame["kind"].astype(str)):
+        if OpKind(kind) in COLLECTIVES:
+            groups = spans.groupby(["batch", "micro_batch"], dropna=False)
+            times = groups["end_ns"].max() - groups["start_ns"].max()
+        else:
+            times = spans["end_ns"] - spans["start_ns"]
+        found[OpKind(kind)] = float(times.median())
+    return found

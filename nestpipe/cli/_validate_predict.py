@@ -1,0 +1,170 @@
+"""Predicts a configuration from a cost table: sizes from the data, costs from the fits, the rest from the simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from executor.profile_run import RunConfig, loop_of, sizes_of_run
+from executor.profile_sizes import RunSizes
+from nestpipe.errors import TraceError
+from nestpipe.ir import OpKind, Program, unroll
+from nestpipe.metrics import StepMetrics, measure
+from nestpipe.timeline import Timeline
+from nestpipe.units import BITS_PER_BYTE
+from sim.calibrated import CalibratedCosts, Machine, OpSizes, with_starts
+from sim.engine import simulate
+from sim.folding import World
+from traces.cost_table import CostFit, CostTable, costs_of, fit_kind, resample
+
+__all__ = ["Prediction", "machine_of", "predict"]
+
+_QUARTILE: Final = 0.6745
+_LOW, _HIGH = 0.05, 0.95
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Prediction:
+    """What a configuration will do.
+
+    Attributes:
+        config: what is predicted.
+        timeline, metrics: of the simulation with the fitted costs.
+        step_ms_low, step_ms_high: the interval in which 9 of 10 runs are expected, from the spread of single ops, the
+            sampling error of the profile's medians and the repeatability of whole runs.
+        extrapolated: share of the ops' predicted time that lies outside the sizes profiled.
+        draws: how many seeds the interval rests on.
+    """
+
+    config: RunConfig
+    timeline: Timeline
+    metrics: StepMetrics
+    step_ms_low: float
+    step_ms_high: float
+    extrapolated: float
+    draws: int
+
+
+def machine_of(table: CostTable, rates_bits_per_s: Sequence[int]) -> Machine:
+    """The machine that a cost table was measured on, with links of the given rates.
+
+    Raises:
+        TraceError: if the table does not say how long its lanes take to hand over.
+    """
+    meta = table.meta
+    try:
+        return Machine(
+            link_bytes_per_s=tuple(rate / BITS_PER_BYTE for rate in rates_bits_per_s),
+            burst_bytes=float(meta["burst_bytes"]),
+            cores=float(meta["cores"]),
+            collective_cores=float(meta["collective_cores"]),
+            transfer_cores=float(meta["transfer_cores"]),
+            handoff_ns=int(meta["handoff"]["p50_ns"]),
+            issue_ns=int(meta["issue"]["p50_ns"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise TraceError(
+            f"cost table: meta lacks {error}; 'nestpipe profile' writes burst_bytes, handoff and issue"
+        ) from None
+
+
+def predict(
+    config: RunConfig,
+    table: CostTable,
+    machine: Machine,
+    *,
+    draws: int = 16,
+    seed: int = 0,
+    sizes: RunSizes | None = None,
+) -> Prediction:
+    """Predict one configuration; nothing is run.
+
+    Args:
+        config: what to predict.
+        table: measured costs, which must have the configuration's variant.
+        machine: shared resources; its number of links is the world size.
+        draws: simulations with redrawn costs for the interval.
+        seed: of these.
+        sizes: of the configuration's ops, if they are known already.
+
+    Raises:
+        TraceError: if the table has no costs for what the schedule needs.
+    """
+    program = unroll(loop_of(config), config.steps)
+    sizes = sizes_of_run(config, machine.world_size) if sizes is None else sizes
+    op_sizes = _op_sizes(sizes, machine.world_size)
+    kinds = sorted({op.kind for op in program.ops} - {OpKind.WAIT})
+    fits = _fits(table, config.variant, kinds)
+    # what an emulated op really does, before it waits, is what the op takes where it is not emulated
+    busy = None if config.device is None else _fits(table, replace(config, device=None).variant, kinds)
+    timeline = _simulate(program, fits, op_sizes, machine, busy)
+    metrics = measure(timeline, global_batch=config.batch_size * machine.world_size)
+    generator = np.random.default_rng(seed)
+    steps = []
+    repeat_cv = float(table.meta.get("repeatability_cv", 0.0))
+    for draw in range(draws):
+        drawn = _fits(CostTable(rows=resample(table.rows, generator), meta=table.meta), config.variant, kinds)
+        spread = {kind: fit.spread / _QUARTILE for kind, fit in fits.items()}
+        again = _simulate(program, drawn, op_sizes, machine, busy, spread=spread, seed=seed * 1000 + draw)
+        steps.append(measure(again).step_latency_ms * (1 + repeat_cv * generator.standard_normal()))
+    bounds = np.quantile(steps, [_LOW, _HIGH]) if steps else [metrics.step_latency_ms] * 2
+    return Prediction(
+        config=config,
+        timeline=timeline,
+        metrics=metrics,
+        step_ms_low=float(bounds[0]),
+        step_ms_high=float(bounds[1]),
+        extrapolated=_extrapolated(fits, op_sizes),
+        draws=draws,
+    )
+
+
+def _fits(table: CostTable, variant: str, kinds: Sequence[OpKind]) -> dict[OpKind, CostFit]:
+    known = set(table.rows["kind"])
+    return {kind: fit_kind(table.rows, kind, variant, costs_of(kind)) for kind in kinds if kind.value in known}
+
+
+def _simulate(
+    program: Program,
+    fits: Mapping[OpKind, CostFit],
+    sizes: OpSizes,
+    machine: Machine,
+    busy: Mapping[OpKind, CostFit] | None,
+    *,
+    spread: Mapping[OpKind, float] | None = None,
+    seed: int = 0,
+) -> Timeline:
+    costs = CalibratedCosts(
+        program=program, fits=fits, sizes=sizes, machine=machine, busy=busy, spread=dict(spread or {}), seed=seed
+    )
+    timeline = simulate(program, costs, World(world_size=machine.world_size), fold_ranks=False)
+    return with_starts(timeline, costs.gaps)
+
+
+def _op_sizes(sizes: RunSizes, world_size: int) -> OpSizes:
+    """The sizes in the form that the simulator takes."""
+    of: list[dict[tuple[OpKind, int, int | None], dict[str, float]]] = [{} for _ in range(world_size)]
+    columns: list[list[Any]] = [sizes.table[name].tolist() for name in sizes.table.columns]
+    for rank, kind, batch, micro, samples, keys, unique_keys, num_bytes in zip(*columns, strict=True):
+        micro_batch = micro if isinstance(micro, int) else None
+        of[rank][OpKind(kind), batch, micro_batch] = {
+            "samples": samples,
+            "keys": keys,
+            "unique_keys": unique_keys,
+            "bytes": num_bytes,
+        }
+    return OpSizes(of=of, traffic=sizes.traffic)
+
+
+def _extrapolated(fits: Mapping[OpKind, CostFit], sizes: OpSizes) -> float:
+    total = outside = 0.0
+    for ops in sizes.of:
+        for (kind, _, _), size in ops.items():
+            if kind in fits:
+                time_ns = fits[kind].time_ns(size)
+                total += time_ns
+                outside += time_ns if fits[kind].status(size) == "extrapolated" else 0.0
+    return outside / total if total else 0.0

@@ -1,0 +1,383 @@
+"""Costs from measured ops: what the simulator needs to run a program as the profiled devices would.
+
+Every op takes what the fit of its kind says for its sizes. Three things decide when: the lane must be woken
+(`handoff_ns`, if the op waited for another stream, else `issue_ns`), the cores of a host are shared by everything that
+computes on it, and links are shared by the transfers in flight. A shaped link lets through at once what it has saved
+while idle, up to its burst (a token bucket), and then its rate.
+
+A collective's fit has a part in its bytes (packing, latency: local) and a part in the time on the wire. The simulator
+spends the first on the ranks and turns the second into flows between every pair of ranks, each on the sender's and the
+receiver's link, so that collectives at the same time slow each other down as they do for real.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import simpy
+
+from nestpipe.errors import CaseError
+from nestpipe.ir import COLLECTIVES, Op, OpKind, Program, Resource
+from nestpipe.timeline import Timeline
+from nestpipe.units import NS_PER_S
+from sim.net_maxmin import MaxMin
+from traces.cost_table import CostFit
+
+__all__ = ["CalibratedCosts", "Machine", "OpSizes", "with_starts"]
+
+_UNLIMITED: Final = 1e9
+Sizes = Mapping[str, float]
+#: kind, batch, micro-batch.
+OpName = tuple[OpKind, int, int | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """The shared resources of the ranks.
+
+    Attributes:
+        link_bytes_per_s: rate of each rank's NIC, each way.
+        burst_bytes: what an idle NIC lets through at once.
+        cores: cores that all ranks share; None if nothing is short of them.
+        collective_cores: cores that a rank's part of a collective takes before the wire (packing, system calls).
+        transfer_cores: cores that a flow takes at the full rate of its link.
+        handoff_ns: from the end of an op to the start of one that waited for it on another stream.
+        issue_ns: from the end of an op to the start of the next of its stream.
+    """
+
+    link_bytes_per_s: tuple[float, ...]
+    burst_bytes: float = 0.0
+    cores: float | None = None
+    collective_cores: float = 1.0
+    transfer_cores: float = 0.0
+    handoff_ns: int = 0
+    issue_ns: int = 0
+
+    def __post_init__(self) -> None:
+        for rank, rate in enumerate(self.link_bytes_per_s):
+            if not rate > 0:
+                raise CaseError(f"machine: link_bytes_per_s of rank {rank} must be positive, got {rate}")
+        for name in ("burst_bytes", "collective_cores", "transfer_cores", "handoff_ns", "issue_ns"):
+            if not getattr(self, name) >= 0:
+                raise CaseError(f"machine: {name} must not be negative, got {getattr(self, name)}")
+        if self.cores is not None and not self.cores > 0:
+            raise CaseError(f"machine: cores must be positive, got {self.cores}")
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return len(self.link_bytes_per_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpSizes:
+    """How large the ops of a run are.
+
+    Attributes:
+        of: for each rank, by op, the sizes that fits depend on.
+        traffic: by collective, float64 (ranks, ranks), bytes that the row's rank sends to the column's.
+    """
+
+    of: Sequence[Mapping[OpName, Sizes]]
+    traffic: Mapping[OpName, npt.NDArray[np.float64]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Local:
+    """An op of one rank on one lane: what it takes when it has a core to itself."""
+
+    op: int
+    rank: int
+    lane: int
+    time_ns: float
+    busy_ns: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Exchange:
+    """A collective: a local part, then flows."""
+
+    op: int
+    ranks: tuple[int, ...]
+    lane: int
+    local_ns: float
+    wire_factor: float
+    traffic: npt.NDArray[np.float64] | None
+
+
+@dataclass(slots=True, kw_only=True)
+class _Run:
+    """The state of one simulation: the shared resources, when each lane was last busy, what each link has saved."""
+
+    env: simpy.Environment
+    shares: _Shares
+    lane_end: dict[tuple[int, int], int] = field(default_factory=dict)
+    links: list[_Bucket] = field(default_factory=list)
+
+
+@dataclass(slots=True, kw_only=True)
+class CalibratedCosts:
+    """A `Costs` made of fits, sizes and a machine; one object serves one simulation after the other.
+
+    Attributes:
+        program: what will be simulated.
+        fits: for each kind of the program.
+        sizes: of every op of the program.
+        machine: the shared resources.
+        busy: for each kind, how long an op keeps a core of its host busy, from its start, where that is not all of the
+            time it takes: on an accelerator or where it is emulated. None if local ops compute on the shared cores.
+        spread: coefficient of variation of single ops around their fit, by kind; empty for none.
+        seed: of that variation.
+        gaps: filled by the simulation: the wait for the lane, by rank and op index (see `with_starts`).
+    """
+
+    program: Program
+    fits: Mapping[OpKind, CostFit]
+    sizes: OpSizes
+    machine: Machine
+    busy: Mapping[OpKind, CostFit] | None = None
+    spread: Mapping[OpKind, float] = field(default_factory=dict)
+    seed: int = 0
+    gaps: dict[tuple[int, int], int] = field(default_factory=dict)
+    _run: _Run | None = None
+    _lanes: dict[int, int] = field(default_factory=dict)
+    _index: dict[OpName, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        missing = sorted({op.kind for op in self.program.ops} - self.fits.keys() - {OpKind.WAIT})
+        if missing:
+            raise CaseError(
+                f"the cost table has no cost of {', '.join(missing)}, which {self.program.name} needs; "
+                "profile again with a schedule that has it"
+            )
+        number = 0
+        for lane, stream in enumerate(self.program.streams):
+            for op in stream.ops:
+                self._lanes[number] = lane
+                self._index[op.kind, op.batch, op.micro_batch] = number
+                number += 1
+
+    def colours(self, world_size: int) -> Sequence[int]:
+        """Every rank is its own: their sizes differ."""
+        return range(world_size)
+
+    def local(self, ops: Sequence[Op], rank: int) -> Sequence[Any]:
+        """See `Costs.local`."""
+        generator = np.random.default_rng([self.seed, rank])
+        return [
+            None if op.kind in COLLECTIVES else self._local(number, op, rank, generator)
+            for number, op in enumerate(ops)
+        ]
+
+    def _local(self, number: int, op: Op, rank: int, generator: np.random.Generator) -> _Local:
+        time_ns = busy_ns = 0.0
+        if op.kind is not OpKind.WAIT:
+            sizes = self.sizes.of[rank][op.kind, op.batch, op.micro_batch]
+            factor = self._factor(op.kind, generator)
+            busy_ns = time_ns = self.fits[op.kind].time_ns(sizes) * factor
+            if self.busy is not None:
+                busy_ns = self.busy[op.kind].time_ns(sizes) if op.kind in self.busy else 0.0
+        return _Local(op=number, rank=rank, lane=self._lanes[number], time_ns=time_ns, busy_ns=busy_ns)
+
+    def collective(self, op: Op, resource: Resource, ranks: Sequence[int], group_size: int) -> _Exchange:  # noqa: ARG002
+        """See `Costs.collective`."""
+        name = (op.kind, op.batch, op.micro_batch)
+        number = self._index[name]
+        fit = self.fits[op.kind]
+        generator = np.random.default_rng([self.seed, self.machine.world_size, number])
+        sizes = [{**self.sizes.of[rank][name], "wire_ns": 0.0} for rank in ranks]
+        return _Exchange(
+            op=number,
+            ranks=tuple(ranks),
+            lane=self._lanes[number],
+            local_ns=max(fit.time_ns(size) for size in sizes) * self._factor(op.kind, generator),
+            wire_factor=fit.coefficients.get("wire_ns", 1.0),
+            traffic=self.sizes.traffic.get(name),
+        )
+
+    def _factor(self, kind: OpKind, generator: np.random.Generator) -> float:
+        cv = self.spread.get(kind, 0.0)
+        if not cv:
+            return 1.0
+        sigma = np.sqrt(np.log1p(cv**2))
+        return float(generator.lognormal(-0.5 * sigma**2, sigma))
+
+    def start(self, env: simpy.Environment, work: Any) -> simpy.Event:
+        """See `Costs.start`."""
+        if self._run is None or self._run.env is not env:
+            self._run = self._begin(env)
+        process = self._compute(self._run, work) if isinstance(work, _Local) else self._exchange(self._run, work)
+        return env.process(process)
+
+    def _begin(self, env: simpy.Environment) -> _Run:
+        machine = self.machine
+        rates = [rate / NS_PER_S for rate in machine.link_bytes_per_s]
+        cores = _UNLIMITED if machine.cores is None else machine.cores
+        lanes = [1.0] * (machine.world_size * len(self.program.streams))
+        self.gaps.clear()
+        return _Run(
+            env=env,
+            shares=_Shares(env, [*rates, *rates, cores, *lanes]),
+            links=[
+                _Bucket(rate=rate, size=machine.burst_bytes, tokens=machine.burst_bytes) for rate in (*rates, *rates)
+            ],
+        )
+
+    def _gap(self, run: _Run, rank: int, lane: int, number: int) -> int:
+        """How long the lane takes to start an op; it sleeps if the op had to wait."""
+        last = run.lane_end.get((rank, lane), 0)
+        gap = self.machine.handoff_ns if int(run.env.now) > last else self.machine.issue_ns
+        self.gaps[rank, number] = gap
+        return gap
+
+    def _compute(self, run: _Run, work: _Local) -> Generator[simpy.Event, Any, None]:
+        yield run.env.timeout(self._gap(run, work.rank, work.lane, work.op))
+        parts: list[simpy.Event] = []
+        if self.busy is not None:
+            parts.append(run.env.timeout(round(work.time_ns)))
+        if work.busy_ns > 0:
+            parts.append(self._on_cores(run, work.rank, work.lane, work.busy_ns, 1.0))
+        yield run.env.all_of(parts)
+        run.lane_end[work.rank, work.lane] = int(run.env.now)
+
+    def _exchange(self, run: _Run, work: _Exchange) -> Generator[simpy.Event, Any, None]:
+        gaps = [self._gap(run, rank, work.lane, work.op) for rank in work.ranks]
+        yield run.env.timeout(max(gaps))
+        if work.local_ns > 0:
+            cores = self.machine.collective_cores
+            yield run.env.all_of([self._on_cores(run, rank, work.lane, work.local_ns, cores) for rank in work.ranks])
+        if work.traffic is not None:
+            yield from self._flows(run, work)
+        for rank in work.ranks:
+            run.lane_end[rank, work.lane] = int(run.env.now)
+
+    def _on_cores(self, run: _Run, rank: int, lane: int, time_ns: float, cores: float) -> simpy.Event:
+        """Work of one lane that takes `time_ns` alone and `cores` of the shared cores while it runs."""
+        shared = 2 * self.machine.world_size
+        own = shared + 1 + rank * len(self.program.streams) + lane
+        return run.shares.activity(time_ns, ((own, 1.0),) if not cores else ((shared, cores), (own, 1.0)))
+
+    def _flows(self, run: _Run, work: _Exchange) -> Generator[simpy.Event, Any, None]:
+        """All flows of a collective at once; each takes its share of what its links have saved, then the wire."""
+        assert work.traffic is not None, "only collectives with traffic have flows"
+        ranks = self.machine.world_size
+        pairs = [(src, dst) for src in work.ranks for dst in work.ranks if work.traffic[src, dst] > 0]
+        sent, received = work.traffic.sum(axis=1), work.traffic.sum(axis=0)
+        saved = [bucket.saved(int(run.env.now)) for bucket in run.links]
+        events, used = [], []
+        for src, dst in pairs:
+            size = float(work.traffic[src, dst])
+            free = min(size, saved[src] * size / sent[src], saved[ranks + dst] * size / received[dst])
+            used += [(src, free), (ranks + dst, free)]
+            if size > free:
+                full = min(run.links[src].rate, run.links[ranks + dst].rate)
+                uses = [(src, full), (ranks + dst, full)]
+                if self.machine.transfer_cores:
+                    uses.append((2 * ranks, self.machine.transfer_cores))
+                events.append(run.shares.activity((size - free) / full * work.wire_factor, tuple(uses)))
+        for link, free in used:
+            run.links[link].spend(int(run.env.now), free)
+        busy = {link for src, dst in pairs for link in (src, ranks + dst)}
+        for link in busy:
+            run.links[link].begin()
+        yield run.env.all_of(events)
+        for link in busy:
+            run.links[link].end(int(run.env.now))
+
+
+def with_starts(timeline: Timeline, gaps: Mapping[tuple[int, int], int]) -> Timeline:
+    """The Timeline with ops that start when their lane has started them, as a measured one has it.
+
+    Args:
+        timeline: of a simulation with `CalibratedCosts`.
+        gaps: what it left in `CalibratedCosts.gaps`.
+    """
+    start_ns, wait_ns = timeline.start_ns.copy(), timeline.wait_ns.copy()
+    row_of = {int(rank): row for row, rank in enumerate(timeline.ranks)}
+    for (rank, number), gap in gaps.items():
+        start_ns[row_of[rank], number] += gap
+    return replace(timeline, start_ns=np.minimum(start_ns, timeline.end_ns), wait_ns=wait_ns)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Bucket:
+    """What a link has saved while idle: `tokens` bytes at `since_ns`, growing at `rate` bytes/ns up to `size`."""
+
+    rate: float
+    size: float
+    tokens: float
+    since_ns: int = 0
+    active: int = 0
+
+    def saved(self, now_ns: int) -> float:
+        """Bytes that could pass at once now; nothing is saved while a transfer is under way."""
+        if self.active:
+            return 0.0
+        return min(self.size, self.tokens + (now_ns - self.since_ns) * self.rate)
+
+    def spend(self, now_ns: int, num_bytes: float) -> None:
+        """Take bytes out of what is saved."""
+        self.tokens = max(self.saved(now_ns) - num_bytes, 0.0)
+        self.since_ns = now_ns
+
+    def begin(self) -> None:
+        """A transfer starts."""
+        self.active += 1
+
+    def end(self, now_ns: int) -> None:
+        """A transfer has ended."""
+        self.active -= 1
+        self.since_ns = now_ns
+
+
+class _Shares:
+    """Activities on shared resources, max-min fair, as SimPy events."""
+
+    def __init__(self, env: simpy.Environment, capacities: Sequence[float]) -> None:
+        self.env = env
+        self.shares = MaxMin(capacities)
+        self.left: dict[int, float] = {}
+        self.done: dict[int, simpy.Event] = {}
+        self.since_ns = 0
+        self.count = 0
+        self.version = 0
+
+    def activity(self, work: float, uses: tuple[tuple[int, float], ...]) -> simpy.Event:
+        """The event at which `work` is done; each unit of rate takes `weight` of each resource."""
+        self._advance()
+        self.count += 1
+        self.left[self.count] = work
+        self.done[self.count] = self.env.event()
+        self.shares.add(self.count, uses)
+        self._plan()
+        return self.done[self.count]
+
+    def _advance(self) -> None:
+        """Do the work since the last change, and let go of what is finished."""
+        elapsed = self.env.now - self.since_ns
+        self.since_ns = int(self.env.now)
+        for user in list(self.left):
+            rate = self.shares.rate[user]
+            self.left[user] -= rate * elapsed
+            if self.left[user] <= 0.5 * rate:
+                del self.left[user]
+                self.shares.remove(user)
+                self.done.pop(user).succeed()
+
+    def _plan(self) -> None:
+        """Wake at the next end; a change before it makes a new plan."""
+        self.shares.resolve()
+        self.version += 1
+        if self.left:
+            soonest = min(left / self.shares.rate[user] for user, left in self.left.items())
+            self.env.process(self._wake(self.version, max(round(soonest), 1)))
+
+    def _wake(self, version: int, delay_ns: int) -> Generator[simpy.Event, Any, None]:
+        yield self.env.timeout(delay_ns)
+        if version == self.version:
+            self._advance()
+            self._plan()

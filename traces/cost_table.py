@@ -1,0 +1,253 @@
+"""The cost table: what ops took on the devices at hand, and fits that say what they take at other sizes.
+
+One row is one op kind at one size: PARAM-like columns (sizes, then min, median and upper percentiles of the time), the
+conditions (world size, link rate, variant) and the source. The table is data; nothing here runs or measures anything.
+
+A fit is time = c0 + c1 x + ... with coefficients that are not negative, in sizes that mean something for the kind.
+Small and large sizes count alike: relative errors are minimised. It knows the range of sizes it has seen, and says of
+every answer whether that is interpolated or extrapolated.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from scipy.optimize import nnls
+
+from nestpipe.errors import TraceError, unknown_name
+from nestpipe.ir import COLLECTIVES, OpKind
+from traces.reading import load_json
+
+__all__ = [
+    "COST_COLUMNS",
+    "SIZE_COLUMNS",
+    "CostFit",
+    "CostTable",
+    "concat_tables",
+    "costs_of",
+    "fit_costs",
+    "fit_kind",
+    "read_cost_table",
+    "resample",
+    "summarise",
+]
+
+#: The sizes a cost may depend on. `wire_ns` is the time that the busiest link of a collective needs for its bytes at
+#: the rate of that link, less what an idle link lets through at once; 0 for everything that uses no link.
+SIZE_COLUMNS: Final = ("samples", "keys", "unique_keys", "bytes", "wire_ns")
+_CONDITIONS: Final = ("kind", "variant", "world_size", "link_bits_per_s")
+_TIMES: Final = ("time_ns_min", "time_ns_p50", "time_ns_p75", "time_ns_p95", "time_ns_max")
+COST_COLUMNS: Final = (*_CONDITIONS, *SIZE_COLUMNS, "repeats", *_TIMES, "source")
+_VERSION: Final = 1
+_ONE: Final = "one"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CostTable:
+    """Measured costs.
+
+    Attributes:
+        rows: a table with `COST_COLUMNS`; times in nanoseconds.
+        meta: provenance: what was measured, where, when, by what, under which load.
+    """
+
+    rows: pd.DataFrame
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        missing = [name for name in COST_COLUMNS if name not in self.rows.columns]
+        if missing:
+            raise TraceError(f"cost table: missing column {', '.join(missing)}; expected {', '.join(COST_COLUMNS)}")
+        known = {kind.value for kind in OpKind}
+        for index, kind in enumerate(self.rows["kind"]):
+            if kind not in known:
+                raise TraceError(f"cost table: row {index}: {unknown_name('kind', str(kind), known)}")
+        for name in (*SIZE_COLUMNS, *_TIMES, "repeats"):
+            values = pd.to_numeric(self.rows[name], errors="coerce").to_numpy(dtype=np.float64)
+            bad = np.flatnonzero(~(values >= 0) | ~np.isfinite(values))
+            if len(bad):
+                got = self.rows[name].iloc[int(bad[0])]
+                raise TraceError(f"cost table: row {bad[0]}: {name} must be a number that is not negative, got {got!r}")
+
+    @property
+    def digest(self) -> str:
+        """The first 12 hex digits of the SHA-256 of the rows, to tell tables apart."""
+        return hashlib.sha256(self.rows[list(COST_COLUMNS)].to_csv(index=False).encode()).hexdigest()[:12]
+
+    def to_json(self) -> str:
+        """The table as JSON text: version, meta, columns, rows; one row a line."""
+        rows = [json.dumps(row) for row in self.rows[list(COST_COLUMNS)].to_numpy(dtype=object).tolist()]
+        head = json.dumps({"version": _VERSION, "meta": dict(self.meta), "columns": list(COST_COLUMNS)}, indent=1)
+        return head.removesuffix("\n}") + ',\n "rows": [\n  ' + ",\n  ".join(rows) + "\n ]\n}\n"
+
+
+def read_cost_table(path: str | os.PathLike[str]) -> CostTable:
+    """The table in a file that `CostTable.to_json` describes.
+
+    Raises:
+        TraceError: if the file cannot be read, is of another version, or lacks a column.
+    """
+    value = load_json(path)
+    if not isinstance(value, Mapping) or "rows" not in value or "columns" not in value:
+        raise TraceError(f"{path}: expected a cost table (version, meta, columns, rows); 'nestpipe profile' writes one")
+    if value.get("version") != _VERSION:
+        raise TraceError(f"{path}: cost table version {value.get('version')!r} is not known; expected {_VERSION}")
+    try:
+        rows = pd.DataFrame(value["rows"], columns=value["columns"])
+        return CostTable(rows=rows, meta=dict(value.get("meta", {})))
+    except (ValueError, TraceError) as error:
+        raise TraceError(f"{path}: {error}") from None
+
+
+def concat_tables(tables: Sequence[CostTable]) -> CostTable:
+    """The rows of several tables; the meta of the first, with the digests of all."""
+    if not tables:
+        raise TraceError("no cost table given")
+    rows = pd.concat([table.rows for table in tables], ignore_index=True)
+    return CostTable(rows=rows, meta={**tables[0].meta, "parts": [table.digest for table in tables]})
+
+
+def summarise(samples: pd.DataFrame, *, source: str) -> pd.DataFrame:
+    """One row per kind, condition and size of many timed ops.
+
+    Args:
+        samples: columns kind, variant, world_size, link_bits_per_s, `SIZE_COLUMNS`, time_ns, and `point`, which tells
+            the sizes of a sweep apart. Sizes of one point may differ a little (real keys do); their means are kept.
+        source: how they were measured.
+
+    Returns:
+        A table with `COST_COLUMNS`.
+    """
+    rows = []
+    for (point, *conditions), group in samples.groupby(["point", *_CONDITIONS], sort=True, dropna=False):
+        del point
+        times = group["time_ns"].to_numpy(dtype=np.float64)
+        sizes = [float(group[name].mean()) for name in SIZE_COLUMNS]
+        quantiles = np.quantile(times, [0.5, 0.75, 0.95])
+        values = [times.min(), *quantiles, times.max()]
+        rows.append([*conditions, *sizes, len(times), *(round(float(value)) for value in values), source])
+    return pd.DataFrame(rows, columns=list(COST_COLUMNS))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostFit:
+    """What an op of one kind and variant takes, as a function of its sizes.
+
+    Attributes:
+        kind, variant: what it is a fit of.
+        coefficients: by size (and `one` for the constant): nanoseconds per unit; not negative.
+        low, high: the smallest and largest size seen, by size.
+        num_points: rows fitted on.
+        error: median relative distance between the fit and the medians it was fitted on.
+        spread: typical relative spread of single ops around their median, (p75 - p50) / p50.
+    """
+
+    kind: OpKind
+    variant: str
+    coefficients: Mapping[str, float]
+    low: Mapping[str, float]
+    high: Mapping[str, float]
+    num_points: int
+    error: float
+    spread: float
+
+    def time_ns(self, sizes: Mapping[str, float]) -> float:
+        """Nanoseconds of an op of these sizes; sizes that are left out count as 0."""
+        return sum(
+            coefficient * (1.0 if name == _ONE else sizes.get(name, 0.0))
+            for name, coefficient in self.coefficients.items()
+        )
+
+    def status(self, sizes: Mapping[str, float]) -> str:
+        """`interpolated` if every size that matters lies in the range seen, else `extrapolated`."""
+        for name, coefficient in self.coefficients.items():
+            if name == _ONE or coefficient == 0:
+                continue
+            value, slack = sizes.get(name, 0.0), 0.02 * self.high[name]
+            if not self.low[name] - slack <= value <= self.high[name] + slack:
+                return "extrapolated"
+        return "interpolated"
+
+
+def fit_kind(rows: pd.DataFrame, kind: OpKind, variant: str, sizes: Sequence[str] = SIZE_COLUMNS) -> CostFit:
+    """The fit of one kind and variant.
+
+    Args:
+        rows: a table with `COST_COLUMNS`.
+        kind, variant: which rows to fit on.
+        sizes: what the time may depend on; sizes that never vary are merged into the constant.
+
+    Raises:
+        TraceError: if there is no such row.
+    """
+    mine = rows[(rows["kind"] == kind.value) & (rows["variant"] == variant)]
+    if mine.empty:
+        known = sorted(set(rows.loc[rows["kind"] == kind.value, "variant"]))
+        raise TraceError(f"cost table: no rows of {kind} for variant {variant!r}; it has {', '.join(known) or 'none'}")
+    times = mine["time_ns_p50"].to_numpy(dtype=np.float64)
+    varying = [name for name in sizes if mine[name].nunique() > 1]
+    columns = [np.ones(len(mine)), *(mine[name].to_numpy(dtype=np.float64) for name in varying)]
+    solved = _relative_nnls(np.stack(columns, axis=1), times)
+    coefficients = {_ONE: float(solved[0]), **dict(zip(varying, map(float, solved[1:]), strict=True))}
+    fitted = np.stack(columns, axis=1) @ solved
+    p50 = np.maximum(times, 1.0)
+    return CostFit(
+        kind=kind,
+        variant=variant,
+        coefficients=coefficients,
+        low={name: float(mine[name].min()) for name in varying},
+        high={name: float(mine[name].max()) for name in varying},
+        num_points=len(mine),
+        error=float(np.median(np.abs(fitted - times) / p50)),
+        spread=float(np.median((mine["time_ns_p75"].to_numpy(dtype=np.float64) - times) / p50)),
+    )
+
+
+def fit_costs(rows: pd.DataFrame, variants: Mapping[OpKind, str]) -> dict[OpKind, CostFit]:
+    """The fits of several kinds, each on the rows of its variant; collectives may depend on their wire time too."""
+    return {kind: fit_kind(rows, kind, variant, costs_of(kind)) for kind, variant in variants.items()}
+
+
+def costs_of(kind: OpKind) -> tuple[str, ...]:
+    """The sizes that the time of a kind may depend on.
+
+    >>> costs_of(OpKind.ALL_REDUCE)
+    ('bytes', 'wire_ns')
+    """
+    if kind in COLLECTIVES:
+        return ("bytes", "wire_ns")
+    if kind in (OpKind.FORWARD, OpKind.BACKWARD):
+        return ("samples", "keys", "bytes")
+    return ("keys", "unique_keys", "bytes")
+
+
+def resample(rows: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:
+    """The rows as another run of the profile might have given them, for intervals.
+
+    Each median is moved by a draw from its own sampling distribution, whose standard error for n repeats is about 1.25
+    sigma / sqrt(n), with sigma from the distance between the quartile and the median.
+    Source: asymptotic variance of the median, pi/2 sigma^2 / n; normal quartile 0.6745 sigma.
+    """
+    rows = rows.copy()
+    p50 = rows["time_ns_p50"].to_numpy(dtype=np.float64)
+    sigma = (rows["time_ns_p75"].to_numpy(dtype=np.float64) - p50) / 0.6745
+    error = math.sqrt(math.pi / 2) * sigma / np.sqrt(np.maximum(rows["repeats"].to_numpy(dtype=np.float64), 1.0))
+    rows["time_ns_p50"] = np.maximum(p50 + error * generator.standard_normal(len(rows)), 1.0)
+    return rows
+
+
+def _relative_nnls(columns: npt.NDArray[np.float64], times: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Coefficients >= 0 that minimise the relative squared errors; columns are scaled to be comparable."""
+    weights = 1.0 / np.maximum(times, 1.0)
+    scale = np.maximum(columns.max(axis=0), 1e-12)
+    solved, _ = nnls(columns / scale * weights[:, None], times * weights)
+    return np.asarray(solved / scale, dtype=np.float64)
