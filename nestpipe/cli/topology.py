@@ -1,0 +1,167 @@
+"""`nestpipe topology`: the clusters of the catalogue, and what a description amounts to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nestpipe.cli._common import Format
+
+if TYPE_CHECKING:
+    from topologies.cluster import Cluster, Quantity
+
+__all__ = ["app"]
+
+app = typer.Typer(help="Clusters: accelerators, hosts and links, with the source of each number.", no_args_is_help=True)
+
+FormatOption = Annotated[Format, typer.Option("--format", help="How to print the result.")]
+
+
+@app.command("list")
+def list_(output: FormatOption = Format.TEXT) -> None:
+    """The clusters of the catalogue, one line each."""
+    from topologies.cluster import load_cluster, names
+
+    clusters = [load_cluster(name) for name in names()]
+    if output is Format.JSON:
+        typer.echo(
+            json.dumps({"topologies": [{"name": c.name, "description": c.description} for c in clusters]}, indent=1)
+        )
+        return
+    if output is Format.CSV:
+        typer.echo("name,accelerator,ranks_per_node,ranks_default,ranks_max")
+        for c in clusters:
+            typer.echo(f'{c.name},"{c.accelerator.name}",{c.ranks_per_node},{c.ranks_default},{c.ranks_max}')
+        return
+    for cluster in clusters:
+        typer.echo(f"{cluster.name:<14} up to {cluster.ranks_max:>6,} ranks  {cluster.description}")
+
+
+@app.command("show")
+def show_(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME|FILE", help="Catalogue name, YAML file, or another tool's file.")
+    ],
+    world_size: Annotated[int | None, typer.Option("--world-size", min=1, help="Ranks; the cluster's default.")] = None,
+    group: Annotated[
+        list[str] | None,
+        typer.Option("--group", metavar="TIER=RANKS", help="Another group size in a tier, repeatable."),
+    ] = None,
+    like: Annotated[
+        str, typer.Option("--like", help="Whose accelerators and hosts fill in what another tool's file leaves out.")
+    ] = "dgx_h100",
+    plot: Annotated[Path | None, typer.Option("--plot", help="Draw it to a .png, .svg or .pdf file.")] = None,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Tiers, bisection bandwidth, memory and host resources of a cluster, with the source of each number."""
+    from topologies.fabric import Fabric
+
+    cluster = _cluster(name, like, group or [])
+    ranks = cluster.ranks_default if world_size is None else world_size
+    facts = _facts(cluster, Fabric(cluster, ranks))
+    if plot is not None:
+        from reports.figures import save
+        from reports.topology import topology_figure
+
+        save(topology_figure(cluster, ranks), plot)
+    if output is Format.JSON:
+        typer.echo(json.dumps(facts, indent=1))
+    elif output is Format.CSV:
+        typer.echo("where,key,value,source")
+        for row in facts["numbers"]:
+            typer.echo(f'{row["where"]},{row["key"]},{row["value"]!r},"{row["source"]}"')
+    else:
+        typer.echo(_text(facts))
+
+
+def _cluster(name: str, like: str, groups: list[str]) -> Cluster:
+    from nestpipe.errors import TopologyError
+    from topologies.cluster import load_cluster, names
+    from topologies.importers import import_topology
+
+    path = Path(name)
+    foreign = (
+        name not in names() and path.is_file() and "nestpipe-topology" not in path.read_text(errors="replace")[:400]
+    )
+    cluster = import_topology(path, like) if foreign else load_cluster(name)
+    for text in groups:
+        tier, _, ranks = text.partition("=")
+        if not ranks.isdigit():
+            raise TopologyError(f"--group must be TIER=RANKS, got {text!r}")
+        cluster = cluster.with_group(tier, int(ranks))
+    return cluster
+
+
+def _facts(cluster: Cluster, fabric: Any) -> dict[str, Any]:
+    numbers = []
+
+    def add(where: str, holder: Any) -> None:
+        for key in holder.__slots__:
+            value: Quantity | None = getattr(holder, key)
+            if hasattr(value, "source"):
+                assert value is not None
+                numbers.append({"where": where, "key": key, "value": value.value, "source": value.source})
+
+    add("accelerator", cluster.accelerator)
+    add("host", cluster.host)
+    for tier in cluster.tiers:
+        add(f"tiers.{tier.name}", tier)
+    price = cluster.price_usd_per_accelerator_hour
+    return {
+        "name": cluster.name,
+        "description": cluster.description,
+        "accelerator": cluster.accelerator.name,
+        "world_size": fabric.world_size,
+        "num_hosts": fabric.num_hosts,
+        "num_links": fabric.num_links,
+        "memory_bytes": fabric.world_size * cluster.accelerator.memory_capacity_bytes.value,
+        "dram_bytes": fabric.num_hosts * cluster.host.dram_capacity_bytes.value,
+        "bisection_bytes_per_s": fabric.bisection_bytes_per_s(),
+        "price_usd_per_hour": None if price is None else price.value * fabric.world_size,
+        "tiers": [
+            {
+                "name": tier.name,
+                "kind": tier.kind.value,
+                "ranks_per_group": tier.ranks_per_group or fabric.world_size,
+                "num_links": len(layer.capacity),
+                "bandwidth_bytes_per_s": float(layer.capacity[0]),
+                "latency_ns": tier.latency_ns.value,
+                "oversubscription": None if tier.oversubscription is None else tier.oversubscription.value,
+            }
+            for tier, layer in zip(cluster.tiers, fabric.layers, strict=True)
+        ],
+        "numbers": numbers,
+    }
+
+
+def _text(facts: dict[str, Any]) -> str:
+    lines = [
+        f"{facts['name']}: {facts['description']}",
+        f"{facts['world_size']:,} ranks ({facts['accelerator']}) on {facts['num_hosts']:,} hosts, "
+        f"{facts['num_links']:,} directed links",
+        f"bisection bandwidth  {facts['bisection_bytes_per_s'] / 1e9:,.1f} GB/s one way (GB = 10^9 bytes)",
+        f"accelerator memory   {facts['memory_bytes'] / 1e12:,.2f} TB",
+        f"host memory          {facts['dram_bytes'] / 1e12:,.2f} TB",
+    ]
+    price = facts["price_usd_per_hour"]
+    lines.append(f"price                {'not given' if price is None else f'{price:,.2f} USD per hour'}")
+    lines += [
+        "",
+        f"{'tier':<14}{'kind':<8}{'ranks':>9}{'links':>10}{'GB/s a link':>14}{'latency us':>12}{'oversub.':>10}",
+    ]
+    for tier in facts["tiers"]:
+        over = "" if tier["oversubscription"] is None else f"{tier['oversubscription']:g}:1"
+        lines.append(
+            f"{tier['name']:<14}{tier['kind']:<8}{tier['ranks_per_group']:>9,}{tier['num_links']:>10,}"
+            f"{tier['bandwidth_bytes_per_s'] / 1e9:>14.4g}{tier['latency_ns'] / 1e3:>12.4g}{over:>10}".rstrip()
+        )
+    lines += ["", "numbers and where they come from"]
+    width = max(len(f"{row['where']}.{row['key']}") for row in facts["numbers"])
+    for row in facts["numbers"]:
+        lines.append(f"  {row['where'] + '.' + row['key']:<{width}}  {row['value']:>12.6g}  {row['source']}")
+    assumed = sum(row["source"].lower().startswith("assumed") for row in facts["numbers"])
+    lines.append(f"{assumed} of {len(facts['numbers'])} numbers are assumed")
+    return "\n".join(lines)
