@@ -133,6 +133,8 @@ def read_side(path: str | os.PathLike[str]) -> tuple[str, Timeline]:
     if path.is_dir():
         run = read_run(path)
         return run.name, run.timeline
+    if not path.exists():
+        raise TraceError(f"{path}: there is no such file or directory; expected a run or a Timeline as Parquet")
     return path.stem, _read_trace(path) if _is_trace(path) else read_timeline(path)
 
 

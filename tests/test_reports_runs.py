@@ -167,7 +167,7 @@ def test_a_file_that_is_not_parquet_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.parquet").write_text("step,batch")
     with pytest.raises(TraceError, match="cannot be read as Parquet"):
         read_timeline(tmp_path / "x.parquet")
-    with pytest.raises(TraceError, match="there is no such file"):
+    with pytest.raises(TraceError, match="there is no such file or directory; expected a run or a Timeline"):
         read_side(tmp_path / "y.parquet")
 
 
