@@ -86,6 +86,28 @@ _MAY: Final[dict[OpKind, tuple[frozenset[Data], frozenset[Data]]]] = {
 }
 
 
+_NEEDS: Final[dict[tuple[OpKind, Data], tuple[Data, ...]]] = {
+    (OpKind.COPY_H2D, Data.BATCH): (Data.SAMPLES,),
+    (OpKind.DEDUP, Data.KEYS): (Data.BATCH,),
+    (OpKind.ALL_TO_ALL_KEYS, Data.OWNED): (Data.KEYS,),
+    (OpKind.LOOKUP, Data.ROWS): (Data.OWNED, Data.TABLE),
+    (OpKind.ALL_TO_ALL_ROWS, Data.EMBEDDINGS): (Data.OWNED, Data.ROWS),
+    (OpKind.FORWARD, Data.ACTIVATIONS): (Data.EMBEDDINGS,),
+    (OpKind.BACKWARD, Data.ROW_GRADS): (Data.ACTIVATIONS,),
+    (OpKind.BACKWARD, Data.DENSE_GRADS): (Data.ACTIVATIONS,),
+    (OpKind.ALL_TO_ALL_GRADS, Data.OWNED_GRADS): (Data.ROW_GRADS,),
+    (OpKind.ALL_REDUCE, Data.DENSE_GRADS): (Data.DENSE_GRADS,),
+    (OpKind.REDUCE_SCATTER, Data.DENSE_GRADS): (Data.DENSE_GRADS,),
+    (OpKind.ALL_GATHER, Data.OWNED): (Data.OWNED,),
+    (OpKind.ALL_REDUCE_TABLES, Data.ROWS): (Data.OWNED, Data.ROWS),
+    (OpKind.UPDATE, Data.ROWS): (Data.OWNED, Data.OWNED_GRADS, Data.ROWS),
+    (OpKind.UPDATE, Data.TABLE): (Data.OWNED, Data.OWNED_GRADS, Data.TABLE),
+    (OpKind.UPDATE, Data.DENSE): (Data.DENSE_GRADS, Data.DENSE),
+    (OpKind.WRITE_BACK, Data.TABLE): (Data.OWNED,),
+}
+"""What an op must read to write something. Not optimiser state: whether it travels is for the versions to say."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
     """A rule: its name, what it demands, and a function that yields the offending op and what is wrong with it."""
@@ -193,6 +215,18 @@ def _accesses(schedule: Schedule) -> Complaints:
                     yield op, f"{op.kind} cannot {verb} {access.data}, only {allowed}"
 
 
+def _inputs(schedule: Schedule) -> Complaints:
+    for op in schedule.ops:
+        read = {access.data for access in op.reads}
+        for access in op.writes:
+            for needed in _NEEDS.get((op.kind, access.data), ()):
+                if needed not in read:
+                    yield (
+                        op,
+                        f"writes {access.data} but does not read {needed}; add it, what is not named is not checked",
+                    )
+
+
 def _own_instance(schedule: Schedule) -> Complaints:
     for op in schedule.ops:
         for access in (*op.writes, *(() if op.kind is OpKind.SYNC else op.reads)):
@@ -240,6 +274,7 @@ RULES: Final = (
     Rule(name="streams", demands="collectives, and only they, run on the stream of a group", complaints=_streams),
     Rule(name="granularity", demands="per batch or per micro-batch is given by the kind", complaints=_granularity),
     Rule(name="accesses", demands="an op only uses data that its kind can use", complaints=_accesses),
+    Rule(name="inputs", demands="an op reads what it needs for what it writes", complaints=_inputs),
     Rule(
         name="own-instance", demands="an op works on its own batch; sync reads earlier ones", complaints=_own_instance
     ),

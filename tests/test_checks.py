@@ -389,6 +389,8 @@ BROKEN_RULES = {
     "streams": "loop v1 x micro_batches=1\n  stream a on h2d\n    all_reduce t\n",
     "granularity": "loop v1 x micro_batches=1\n  stream a on compute\n    forward t\n",
     "accesses": "loop v1 x micro_batches=1\n  stream a on compute\n    for m\n      forward t m  writes table\n",
+    "inputs": "loop v1 x micro_batches=1\n  buffer batch device slots=1\n  stream a on h2d\n"
+    "    copy_h2d t  writes batch\n",
     "own-instance": "loop v1 x micro_batches=1\n  buffer batch device slots=2\n  buffer samples host slots=2\n"
     "  stream a on h2d\n    read t  writes samples\n    copy_h2d t  reads samples t-1  writes batch\n",
     "sync-keys": "loop v1 x micro_batches=1\n  buffer rows device slots=2\n  stream a on host_memory\n"
