@@ -71,8 +71,8 @@ def edges(gains: pd.DataFrame, x: str, y: str | None = None, *, pays_at: float =
         pays_at: the gain from which a schedule pays.
 
     Returns:
-        Columns schedule, y (if given), x at the crossing (NaN if there is none), pays: "above" or "below" that, "always" or
-        "never", and the smallest and largest gain of the row; a line for every crossing.
+        Columns schedule, y (if given), x at the crossing (NaN if there is none), pays ("above" or "below" that,
+        "always" or "never"), and the smallest and largest gain of the row; a line for every crossing.
     """
     lines = []
     for key, group in gains.groupby(["schedule"] if y is None else ["schedule", y], sort=True, dropna=False):

@@ -14,6 +14,7 @@ from sim.evaluate import Evaluator, Row, base_world_size
 from sim.grid import Configuration, Grid, Variant
 from sim.reproduce import status_of
 from sim.scenario_costs import STATUSES
+from sim.scenario_parts import Cluster, Factors, MicroBatching
 
 __all__ = ["WORLD_SIZE_MAX", "Scaling", "scale"]
 
@@ -141,8 +142,9 @@ def _status(grid: Grid, row: Row) -> str:
     if grid.case is None:
         return max(STATUSES, key=lambda name: row[name] or 0.0)
     scenario = grid.scenario
-    own = scenario.factors == type(scenario.factors)() and not scenario.is_random and not scenario.clusters
-    if not own or row["batch_per_worker"] != grid.case.batch_per_worker:
+    cluster = scenario.clusters.get(str(row["cluster"]), Cluster())
+    own = cluster.factors.combined(scenario.factors) == Factors() and scenario.micro_batching == MicroBatching()
+    if not own or scenario.is_random or row["batch_per_worker"] != grid.case.batch_per_worker:
         return "assumed"
     baseline = row["schedule"] == grid.case.baseline.schedule
     return status_of(grid.case, baseline, grid.loops[row["schedule"]], row["world_size"])

@@ -1,0 +1,141 @@
+"""What `scale`, `sweep` and `plan` share: reading the scenario, the dry run, progress of a sweep, printing rows."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from nestpipe.cli._common import Format, progress, provenance
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from sim.grid import Grid
+
+__all__ = ["counting", "dry_run", "facts_of", "heading", "load", "plain", "records"]
+
+
+def load(path: Path) -> Grid:
+    """The grid of a scenario file."""
+    from sim.grid import Grid
+    from sim.scenario import load_scenario
+
+    return Grid.of(load_scenario(path))
+
+
+def facts_of(grid: Grid, **more: object) -> dict[str, object]:
+    """Where a result comes from: scenario, workload, digest, seeds."""
+    from sim.sweep import digest
+
+    scenario = grid.scenario
+    choice = scenario.workload
+    name = choice.case or choice.trace or choice.model
+    return provenance(
+        scenario=scenario.scenario,
+        scenario_digest=digest(grid),
+        workload=name,
+        workload_source=None if grid.case is None else grid.case.source,
+        seeds=f"{scenario.seed} to {scenario.seed + scenario.seeds - 1}" if scenario.is_random else None,
+        **more,
+    )
+
+
+def heading(facts: Mapping[str, object]) -> str:
+    """The provenance as comment lines."""
+    return "\n".join(f"# {key}: {value}" for key, value in facts.items())
+
+
+def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows of a table for JSON: None for what is missing."""
+    return [{str(key): plain(value) for key, value in row.items()} for row in frame.to_dict("records")]
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON knows it."""
+    import pandas as pd
+
+    if value is None or value is pd.NA or (isinstance(value, float) and not math.isfinite(value)):
+        return None
+    return value.item() if hasattr(value, "item") else value
+
+
+@contextmanager
+def counting(total: int, what: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar for a sweep: told how many of how many configurations are done."""
+    with progress(total) as say:
+        shown = 0
+
+        def tell(done: int, of: int) -> None:
+            nonlocal shown
+            for _ in range(done - shown):
+                say(f"{what}, {of:,} configurations")
+            shown = max(shown, done)
+
+        yield tell
+
+
+def dry_run(grid: Grid, output: Format, *, workers: int, dask: str | None, where: Path | None) -> None:
+    """Prints what would be run and how long it would take, measured on a small sample."""
+    from sim.sweep import estimate
+
+    found = estimate(grid)
+    axes: dict[str, list[object]] = {
+        "cluster": list(grid.clusters),
+        "schedule": [_variant(each) for each in grid.variants],
+        "world_size": list(grid.scenario.world_sizes),
+        "batch": [each for each in grid.batches if each is not None] or ["as the workload has it"],
+        **{key: list(values) for key, values in grid.axes.items()},
+    }
+    seconds = found.seconds(workers)
+    facts = facts_of(grid)
+    if output is not Format.TEXT:
+        result = {
+            "provenance": facts,
+            "axes": axes,
+            "grid_size": found.grid_size,
+            "configurations": found.num_points,
+            "rungs": [{"configurations": num, "seeds": seeds} for num, seeds in found.rungs],
+            "sampled": found.sampled,
+            "invalid_in_sample": found.invalid,
+            "seconds_per_configuration": found.point_s,
+            "workers": workers,
+            "estimated_seconds": seconds,
+            "out": None if where is None else str(where),
+        }
+        typer.echo(json.dumps(result, indent=1))
+        return
+    lines = [heading(facts), "", f"Would evaluate {found.num_points:,} of {found.grid_size:,} configurations:"]
+    for name, values in axes.items():
+        shown = ", ".join(f"{each:.4g}" if isinstance(each, float) else str(each) for each in values[:12]) + (
+            ", ..." if len(values) > 12 else ""
+        )
+        lines.append(f"  {name:<34}{len(values):>6,}  {shown}")
+    if len(found.rungs) > 1:
+        for number, (num, seeds) in enumerate(found.rungs):
+            lines.append(f"  rung {number}: {num:,} configurations, {'all' if seeds is None else seeds} seeds")
+    lines.append("")
+    lines.append(
+        f"Measured on {found.sampled} of them: {1000 * found.point_s:.1f} ms each on one core"
+        + (f", {found.invalid} of the sample cannot be" if found.invalid else "")
+    )
+    on = f"the workers of {dask}" if dask else f"{workers} worker{'s' if workers > 1 else ''}"
+    lines.append(f"Takes about {_duration(seconds)} on {on if not dask else f'each worker of {dask}'}")
+    lines.append("Writes nothing" if where is None else f"Would write to {where}")
+    typer.echo("\n".join(lines))
+
+
+def _variant(variant: Any) -> str:
+    domain = "" if variant.domain_size is None else f" G={variant.domain_size}"
+    return f"{variant.schedule} N={variant.micro_batches}{domain}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,230 @@
+"""`nestpipe plan`: the cheapest configurations that meet the constraints, and how sure that is."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nestpipe.cli._common import Format, write_text
+from nestpipe.cli._scenario import counting, dry_run, facts_of, heading, load, plain, records
+from nestpipe.errors import CaseError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import pandas as pd
+
+    from sim.grid import Grid
+    from sim.plan import Plan
+
+__all__ = ["plan"]
+
+
+def plan(
+    scenario: Annotated[Path, typer.Argument(metavar="SCENARIO", help="A scenario file (YAML).")],
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Keep sweep, plan and plots here; run again to continue.")
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Processes on this machine; by default one per core.")] = (
+        os.cpu_count() or 1
+    ),
+    dask: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="A Dask scheduler to use instead, tcp://host:8786.")
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, help="How many configurations to list.")] = 5,
+    dry: Annotated[bool, typer.Option("--dry-run", help="Say what would run and how long it takes.")] = False,
+    output: Annotated[Format, typer.Option("--format")] = Format.TEXT,
+) -> None:
+    """The best configuration that meets a scenario's constraints, the front, what it rests on, and the runner-up.
+
+    Example: nestpipe plan examples/plan.yaml --out out/plan
+    """
+    from sim.plan import plan as make
+    from sim.sweep import read_results, sweep, sweep_to
+
+    grid = load(scenario)
+    if grid.scenario.objective is None:
+        raise CaseError(
+            f"{scenario}: plan needs an objective, for example objective: {{minimise: cost_per_million_samples}}"
+        )
+    if dry:
+        dry_run(grid, output, workers=workers, dask=dask, where=out)
+        return
+    with counting(len(grid.chosen()), "planning") as tell:
+        if out is None:
+            results = sweep(grid, workers=workers if len(grid.chosen()) > 500 else 1, dask=dask, progress=tell)
+        else:
+            results = read_results(sweep_to(out, grid, workers=workers, dask=dask, progress=tell))
+    found = make(grid, results, top=top)
+    facts = facts_of(grid, objective=f"{'minimise' if found.minimise else 'maximise'} {found.metric}")
+    as_json = json.dumps(_json(found, facts), indent=1)
+    if output is Format.JSON:
+        typer.echo(as_json)
+    elif output is Format.CSV:
+        typer.echo(found.ranked.to_csv(index=False, lineterminator="\n"), nl=False)
+    else:
+        typer.echo("\n".join([heading(facts), "", *_text(grid, found)]))
+    if out is not None:
+        write_text(out / "plan.json", as_json)
+        for path in (out / "plan.json", _draw(grid, results, found, out)):
+            typer.echo(f"wrote {path}", err=True)
+
+
+def _json(found: Plan, facts: Mapping[str, object]) -> dict[str, Any]:
+    import dataclasses
+
+    return {
+        "provenance": dict(facts),
+        "evaluated": found.evaluated,
+        "feasible": found.feasible,
+        "best": {key: plain(value) for key, value in found.best.items()},
+        "rests_on": found.rests_on(),
+        "runner_up": None if found.runner_up is None else {k: plain(v) for k, v in found.runner_up.items()},
+        "ranked": records(found.ranked),
+        "front": records(found.front),
+        "by_micro_batches": records(found.by_micro_batches),
+        "sensitivity": [dataclasses.asdict(move) | {"span": move.span} for move in found.moves],
+        "constraints": records(found.margins),
+        "memory": None if found.need is None else {"device": dict(found.need.device), "host": dict(found.need.host)},
+        "goodput": None if found.goodput is None else dataclasses.asdict(found.goodput),
+    }
+
+
+def _text(grid: Grid, found: Plan) -> list[str]:
+    from reports.tables import Column, text
+
+    rests = ", ".join(f"{share:.0%} {name}" for name, share in found.rests_on().items())
+    lines = ["Recommended: " + _words(grid, found.best), "  limited by " + str(found.best["limit"])]
+    lines.append(f"  busiest: {found.best['busiest']}, {100 * found.best['busiest_share']:.0f} % of the step")
+    lines.append(f"  its critical cycle rests on numbers that are {rests}")
+    if found.runner_up is not None:
+        worse = abs(float(found.runner_up[found.metric]) / float(found.best[found.metric]) - 1)
+        lines.append(f"Runner-up: {_words(grid, found.runner_up)}; {100 * worse:.1f} % worse in {found.metric}")
+    counts = f"{found.feasible:,} feasible of {found.evaluated:,} evaluated"
+    for title, frame in (
+        (f"Best by {found.metric}, {counts}:", found.ranked),
+        ("Front of cost, QPS and device memory:", found.front),
+        ("Number of micro-batches N:", found.by_micro_batches),
+    ):
+        lines += ["", text(frame, _columns(grid, frame), title=title)]
+    slack = Column(name="slack", header="slack (%)", digits=1, scale=100)
+    margins = [Column(name="constraint"), Column(name="limit"), Column(name="value"), slack]
+    lines += ["", text(found.margins, margins, title="Constraints, the tightest first:")]
+    lines += _memory(grid, found)
+    lines += _failures(found)
+    return lines + _sensitivity(found)
+
+
+def _words(grid: Grid, row: Mapping[str, Any]) -> str:
+    money = grid.scenario.currency
+    words = f"{int(row['world_size']):,} accelerators"
+    if grid.scenario.clusters:
+        words += f" of {row['cluster']}"
+    words += f", {row['schedule']} with N = {int(row['micro_batches'])}"
+    if row["domain_size"] is not None:
+        words += f" in domains of {int(row['domain_size'])}"
+    words += f", batch {int(row['batch_per_worker'])} per worker: {row['qps']:,.0f} samples/s"
+    if row["cost_per_hour"] is not None:
+        words += (
+            f", {row['cost_per_hour']:,.0f} {money}/h, {row['cost_per_million_samples']:.3f} {money}/million samples"
+        )
+    return words
+
+
+def _columns(grid: Grid, frame: pd.DataFrame) -> list[Any]:
+    from reports.tables import Column
+
+    money = grid.scenario.currency
+    columns = [
+        *(Column(name=name) for name in ("cluster", "schedule")),
+        Column(name="micro_batches", header="N"),
+        Column(name="domain_size", header="domain"),
+        Column(name="world_size", header="workers"),
+        Column(name="batch_per_worker", header="batch"),
+        *(Column(name=key, digits=4) for key in grid.axes),
+        Column(name="step_ms", header="step (ms)", digits=1),
+        Column(name="qps", header="QPS", digits=0),
+        Column(name="goodput", header="goodput (%)", digits=1, scale=100),
+        Column(name="scaling_efficiency", header="eff. (%)", digits=1, scale=100),
+        Column(name="cost_per_hour", header=f"{money}/h", digits=0),
+        Column(name="cost_per_million_samples", header=f"{money}/M samples", digits=3),
+        Column(name="device_bytes", header="device (GiB)", digits=2, scale=1 / 2**30),
+        Column(name="host_bytes", header="host (GiB)", digits=1, scale=1 / 2**30),
+    ]
+    return [column for column in columns if column.name in frame and frame[column.name].notna().any()]
+
+
+def _memory(grid: Grid, found: Plan) -> list[str]:
+    from nestpipe.units import bytes_text
+
+    if found.need is None:
+        return ["", "Memory was not checked: the scenario has no memory section"]
+    lines = ["", "Memory of one rank:"]
+    for place, parts in (("device", found.need.device), ("host", found.need.host)):
+        shown = sorted(((size, name) for name, size in parts.items() if size), reverse=True)
+        lines.append(f"  {place}: " + ", ".join(f"{name} {bytes_text(size)}" for size, name in shown))
+    cluster = grid.clusters[str(found.best["cluster"])]
+    if cluster.device_memory_bytes is None:
+        lines.append("  not compared with a device: the cluster gives no device_memory_bytes")
+    return lines
+
+
+def _failures(found: Plan) -> list[str]:
+    each = found.goodput
+    if each is None:
+        return []
+    kind = "best interval" if each.is_optimal else "given interval"
+    expected, low, high = (100 * share for share in (each.expected, each.low, each.high))
+    return [
+        "",
+        f"Failures: one every {each.mtbf_s / 3600:,.1f} h, {each.failures:,.1f} in the horizon; goodput "
+        f"{expected:.2f} % expected [{low:.2f} .. {high:.2f} in 90 % of simulated horizons]",
+        f"  checkpoint every {each.interval_s / 60:,.1f} min ({kind}; Young {each.young_s / 60:,.1f}, Daly "
+        f"{each.daly_s / 60:,.1f} min)",
+    ]
+
+
+def _sensitivity(found: Plan) -> list[str]:
+    import pandas as pd
+
+    from reports.tables import Column, text
+
+    rows = [
+        {
+            "input": move.input,
+            "range": f"{move.low:.4g} .. {move.high:.4g}",
+            "low": move.objective_low / move.objective - 1,
+            "high": move.objective_high / move.objective - 1,
+            "choice": "changes" if move.changes_choice else "stays",
+        }
+        for move in found.moves
+        if move.span >= 0.0005 or move.changes_choice
+    ]
+    if not rows:
+        return ["", f"No input moves {found.metric} by 0.05 % or changes the choice"]
+    columns = [
+        Column(name="input"),
+        Column(name="range"),
+        *(Column(name=end, header=f"at {end} (%)", digits=1, scale=100, sign=True) for end in ("low", "high")),
+        Column(name="choice", header="choice"),
+    ]
+    title = f"What moves {found.metric}, one at a time (factors by -20 % and +25 %, assumptions over their range):"
+    return ["", text(pd.DataFrame(rows), columns, title=title)]
+
+
+def _draw(grid: Grid, results: pd.DataFrame, found: Plan, out: Path) -> Path:
+    from reports.break_even import front
+    from reports.figures import save
+    from sim.constraints import violations
+
+    fine = results[results["status"] == "ok"]
+    keep = [not violations(row, grid.scenario) for row in records(fine)]
+    other = None if found.runner_up is None else int(found.runner_up["index"])
+    figure = front(
+        fine[keep], found.front, best=int(found.best["index"]), runner_up=other, currency=grid.scenario.currency
+    )
+    return save(figure, out / "front.png")

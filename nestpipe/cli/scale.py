@@ -1,0 +1,123 @@
+"""`nestpipe scale`: scaling curves per schedule with intervals, and where each falls off and why."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from nestpipe.cli._common import Format, output_dir, progress, write_text
+from nestpipe.cli._scenario import dry_run, facts_of, heading, load, records
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from sim.grid import Grid
+    from sim.scale import Scaling
+
+__all__ = ["scale"]
+
+_MARKS: Final = {"extrapolated": " x", "assumed": " a"}
+
+
+def scale(
+    scenario: Annotated[Path, typer.Argument(metavar="SCENARIO", help="A scenario file (YAML).")],
+    threshold: Annotated[
+        float | None, typer.Option(min=0.0, help="Efficiency to look for, as a fraction; the scenario's by default.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write plots and tables here.")] = None,
+    dry: Annotated[bool, typer.Option("--dry-run", help="Say what would run and how long it takes.")] = False,
+    output: Annotated[Format, typer.Option("--format")] = Format.TEXT,
+) -> None:
+    """Scaling efficiency and QPS of every schedule against workers, and what limits it where it falls off.
+
+    Example: nestpipe scale examples/scale.yaml --out out/scale
+    """
+    from sim.scale import scale as run
+
+    grid = load(scenario)
+    if dry:
+        dry_run(grid, output, workers=1, dask=None, where=out)
+        return
+    if out is not None:
+        output_dir(out)
+    with progress() as say:
+        found = run(grid, threshold=threshold, progress=say)
+    facts = facts_of(grid, base_world_size=found.base_world_size)
+    if output is Format.CSV:
+        typer.echo(found.rows.to_csv(index=False, lineterminator="\n"), nl=False)
+    elif output is Format.JSON:
+        result = {
+            "provenance": facts,
+            "threshold": found.threshold,
+            "base_world_size": found.base_world_size,
+            "rows": records(found.rows),
+            "limits": records(found.limits),
+        }
+        typer.echo(json.dumps(result, indent=1))
+    else:
+        typer.echo("\n".join([heading(facts), "", *_text(grid, found)]))
+    if out is not None:
+        for path in _draw(found, out):
+            typer.echo(f"wrote {path}", err=True)
+
+
+def _text(grid: Grid, found: Scaling) -> list[str]:
+    from reports.tables import text
+
+    lines = []
+    for metric, title, digits, factor in (
+        ("scaling_efficiency", f"Scaling efficiency (%) relative to {found.base_world_size:,} workers", 1, 100),
+        ("qps", "QPS (samples/s)", 0, 1),
+        ("step_latency_ms", "Step latency (ms)", 1, 1),
+    ):
+        lines += [text(_wide(found.rows, metric, digits, factor), title=title + _how(grid)), ""]
+    lines.append(f"Where efficiency falls below {100 * found.threshold:g} %, without jitter, and what limits it there:")
+    for row in found.limits.to_dict("records"):
+        where = f"from {int(row['world_size']):,} workers" if row["world_size"] == row["world_size"] else "nowhere"
+        efficiency = row["scaling_efficiency"]
+        if efficiency is None or efficiency != efficiency:
+            lines.append(f"  {row['method']}: {where}")
+            continue
+        lines.append(f"  {row['method']}: {where} ({100 * efficiency:.1f} % at {int(row['looked_at']):,})")
+        lines.append(f"    critical cycle: {row['limit']}")
+        lines.append(f"    busiest: {row['busiest']}, {100 * row['busiest_share']:.0f} % of the step")
+    return lines
+
+
+def _how(grid: Grid) -> str:
+    scenario = grid.scenario
+    return f", mean of {scenario.seeds} seeds [5th .. 95th percentile]" if scenario.is_random else ""
+
+
+def _wide(rows: pd.DataFrame, metric: str, digits: int, factor: float) -> pd.DataFrame:
+    """Methods down, world sizes across; values with their status where it is not plain."""
+    mine = rows[rows["metric"] == metric].copy()
+    mine["cell"] = [
+        f"{factor * value:,.{digits}f}"
+        + ("" if low is None or low != low else f" [{factor * low:,.{digits}f} .. {factor * high:,.{digits}f}]")
+        + _MARKS.get(status, "")
+        for value, low, high, status in mine[["value", "low", "high", "status"]].itertuples(index=False)
+    ]
+    wide = mine.pivot(index="method", columns="world_size", values="cell").loc[list(dict.fromkeys(mine["method"]))]
+    wide.columns = [f"{size:,}" for size in wide.columns]
+    notes = [
+        f"{mark}: {name}" for mark, name in (("x", "extrapolated"), ("a", "assumed")) if name in set(mine["status"])
+    ]
+    return wide.reset_index(names="method" + (f" ({', '.join(notes)})" if notes else ""))
+
+
+def _draw(found: Scaling, out: Path) -> list[Path]:
+    from reports.figures import save
+    from reports.plots import qps, scaling_efficiency
+
+    written = [
+        save(scaling_efficiency(found.rows, base=found.base_world_size), out / "scaling_efficiency.png"),
+        save(qps(found.rows), out / "qps.png"),
+    ]
+    for name, frame in (("rows.csv", found.rows), ("limits.csv", found.limits)):
+        write_text(out / name, frame.to_csv(index=False, lineterminator="\n"))
+        written.append(out / name)
+    return written

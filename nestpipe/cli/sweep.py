@@ -1,0 +1,157 @@
+"""`nestpipe sweep`: the grid of a scenario in parallel, resumable, and where schedules stop paying."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nestpipe.cli._common import Format
+from nestpipe.cli._scenario import counting, dry_run, facts_of, heading, load, records
+from nestpipe.errors import CaseError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from sim.grid import Grid
+
+__all__ = ["sweep"]
+
+_SHOWN = 10
+
+
+def sweep(
+    scenario: Annotated[Path, typer.Argument(metavar="SCENARIO", help="A scenario file (YAML).")],
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Keep results here; run again to continue after a stop.")
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Processes on this machine; by default one per core.")] = (
+        os.cpu_count() or 1
+    ),
+    dask: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="A Dask scheduler to use instead, tcp://host:8786.")
+    ] = None,
+    show_map: Annotated[
+        str | None,
+        typer.Option("--map", metavar="X[,Y]", help="Where schedules stop paying along one or two swept keys."),
+    ] = None,
+    baseline: Annotated[str, typer.Option(help="The schedule that gains on the map refer to.")] = "sync",
+    pays_at: Annotated[float, typer.Option(help="The gain from which a schedule pays, as a factor.")] = 1.0,
+    dry: Annotated[bool, typer.Option("--dry-run", help="Say what would run and how long it takes.")] = False,
+    output: Annotated[Format, typer.Option("--format")] = Format.TEXT,
+) -> None:
+    """Evaluates every configuration of a scenario, or those its search picks, and says where schedules stop paying.
+
+    Example: nestpipe sweep examples/break_even.yaml --map factors.communication_time,factors.lookup_cost --out out/map
+    """
+    from sim.sweep import read_results, sweep_to
+    from sim.sweep import sweep as run
+
+    grid = load(scenario)
+    axes = _axes(grid, show_map, baseline)
+    if dry:
+        dry_run(grid, output, workers=workers, dask=dask, where=out)
+        return
+    with counting(len(grid.chosen()), "sweeping") as tell:
+        if out is None:
+            results = run(grid, workers=workers, dask=dask, progress=tell)
+        else:
+            results = read_results(sweep_to(out, grid, workers=workers, dask=dask, progress=tell))
+    _print(grid, results, axes, baseline, pays_at, output, out)
+
+
+def _axes(grid: Grid, text: str | None, baseline: str) -> list[str]:
+    """The axes of the map, checked before anything runs."""
+    if text is None:
+        return []
+    axes = [part.strip() for part in text.split(",")]
+    if len(axes) > 2:
+        raise CaseError(f"--map takes one or two keys, X or X,Y, got {text!r}")
+    from nestpipe.errors import unknown_name
+
+    known = [*grid.axes, "micro_batches", "world_size", "batch_per_worker"]
+    for axis in axes:
+        if axis not in known:
+            raise CaseError("--map: " + unknown_name("swept key", axis, known))
+    if baseline not in grid.scenario.schedules:
+        raise CaseError("--baseline: " + unknown_name("schedule", baseline, grid.scenario.schedules))
+    return axes
+
+
+def _print(
+    grid: Grid, results: pd.DataFrame, axes: list[str], baseline: str, pays_at: float, output: Format, out: Path | None
+) -> None:
+    from sim.break_even import break_even, edges
+
+    facts = facts_of(grid)
+    gains = break_even(results, *axes, baseline=baseline) if axes else None
+    if output is Format.CSV:
+        typer.echo((results if gains is None else gains).to_csv(index=False, lineterminator="\n"), nl=False)
+    elif output is Format.JSON:
+        result: dict[str, Any] = {"provenance": facts, "rows": records(results)}
+        if gains is not None:
+            result["gains"] = records(gains)
+            result["edges"] = records(edges(gains, *axes, pays_at=pays_at))
+        typer.echo(json.dumps(result, indent=1))
+    else:
+        typer.echo("\n".join([heading(facts), "", *_text(grid, results)]))
+        if gains is not None:
+            typer.echo(_edges_text(edges(gains, *axes, pays_at=pays_at), axes, baseline, pays_at))
+    if out is not None:
+        typer.echo(f"wrote {out / 'results.parquet'}", err=True)
+        if gains is not None:
+            typer.echo(f"wrote {_draw(gains, axes, baseline, pays_at, out)}", err=True)
+
+
+def _text(grid: Grid, results: pd.DataFrame) -> list[str]:
+    from reports.tables import Column, text
+
+    scenario = grid.scenario
+    metric, minimise = "step_ms", True
+    if scenario.objective is not None:
+        metric, minimise = scenario.objective.metric, scenario.objective.minimise is not None
+    fine = results[results["status"] == "ok"].sort_values(metric, ascending=minimise, kind="stable")
+    columns = [Column(name=name) for name in ("cluster", "schedule", "micro_batches", "domain_size", "world_size")]
+    columns[2:] = [Column(name="micro_batches", header="N"), *columns[3:]]
+    columns += [Column(name=key, digits=4) for key in grid.axes]
+    columns += [
+        Column(name="step_ms", header="step (ms)", digits=2),
+        Column(name="qps", header="QPS (samples/s)", digits=0),
+        Column(name="scaling_efficiency", header="efficiency (%)", digits=1, scale=100),
+    ]
+    if metric not in ("step_ms", "qps", "scaling_efficiency", "world_size"):
+        columns.append(Column(name=metric, digits=3))
+    shown = [each for each in columns if fine[each.name].notna().any()]
+    words = f"{len(results):,} configurations, {len(results) - len(fine):,} of them cannot be; best by {metric}:"
+    lines = [text(fine.head(_SHOWN), shown, title=words)] if len(fine) else [words]
+    reasons = results[results["status"] != "ok"]["reason"].value_counts()
+    return lines + [f"  {count:,} x {reason}" for reason, count in reasons.head(5).items()]
+
+
+def _edges_text(found: pd.DataFrame, axes: list[str], baseline: str, pays_at: float) -> str:
+    from reports.tables import Column, text
+
+    columns = [
+        Column(name="schedule"),
+        *([Column(name=axes[1], digits=4)] if len(axes) > 1 else []),
+        Column(name="pays", header="pays"),
+        Column(name=axes[0], digits=4),
+        Column(name="gain_min", header="least gain (x)", digits=2),
+        Column(name="gain_max", header="most gain (x)", digits=2),
+    ]
+    title = (
+        f"\nWhere a schedule gains at least {pays_at:g}x over {baseline} along {axes[0]} (interpolated between points):"
+    )
+    return text(found, columns, title=title)
+
+
+def _draw(gains: pd.DataFrame, axes: list[str], baseline: str, pays_at: float, out: Path) -> Path:
+    from reports.break_even import gain_curve, gain_map
+    from reports.figures import save
+
+    if len(axes) == 1:
+        return save(gain_curve(gains, axes[0], baseline=baseline, pays_at=pays_at), out / "break_even.png")
+    return save(gain_map(gains, axes[0], axes[1], baseline=baseline, pays_at=pays_at), out / "break_even.png")
