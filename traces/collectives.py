@@ -280,25 +280,15 @@ def _latency_row(path: str, line: int, record: Mapping[str, Any]) -> list[_Measu
 
 
 def _deepep_row(path: str, line: int, record: Mapping[str, Any]) -> list[_Measurement]:
-    """DeepEP: dispatch and combine times by tokens; bytes depend on the token's precision, which is not recorded."""
-    ranks = int(_cell(path, line, record, "node_num")) * 8
-    tokens, sms = int(_cell(path, line, record, "num_token")), {}
+    """DeepEP: transmission times by tokens; bytes depend on the token's precision, which is not recorded."""
+    ranks, tokens = int(_cell(path, line, record, "node_num")) * 8, int(_cell(path, line, record, "num_token"))
+    rows: list[_Measurement] = []
     for name in ("dispatch", "combine"):
-        sms[name] = int(_cell(path, line, record, f"{name}_sms"))
-    return [
-        _Measurement(
-            name,
-            ranks,
-            None,
-            us_to_ns(_cell(path, line, record, f"{name}_transmit_us") + _cell(path, line, record, f"{name}_notify_us")),
-            None,
-            None,
-            False,
-            "",
-            f"measured: {Path(path).name} (tokens {tokens}, SMs {sms[name]}, 8 GPUs a node)",
-        )
-        for name in ("dispatch", "combine")
-    ]
+        sms, notify = int(_cell(path, line, record, f"{name}_sms")), _cell(path, line, record, f"{name}_notify_us")
+        source = f"measured: {Path(path).name} (tokens {tokens}, SMs {sms}, 8 GPUs a node, notify {notify:g} us on top)"
+        time_ns = us_to_ns(_cell(path, line, record, f"{name}_transmit_us"))
+        rows.append(_Measurement(name, ranks, None, time_ns, None, None, False, "", source))
+    return rows
 
 
 def _excerpt_row(path: str, line: int, record: Mapping[str, Any]) -> list[_Measurement]:

@@ -21,12 +21,13 @@ from .phases import Phase, collective_kind, collective_of, is_backend_range, ker
 
 __all__ = ["DeviceOp", "Joined", "join"]
 
+CHUNK = 65536
 _NO_COLLECTIVES = ("wait", "barrier", "init", "")
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class DeviceOp:
-    """What is known of one device event beyond its times."""
+    """What is known of a device event beyond its times; events of which the same is known share one."""
 
     kind: OpKind | None = None
     reason: str = ""
@@ -50,22 +51,28 @@ class Joined:
 
 
 def containing(
-    ranges: Sequence[HostRange], moments: Sequence[tuple[int, int]]
-) -> Iterator[tuple[int, list[HostRange]]]:
-    """For each (time, id), ascending: the ranges open then, outermost first. Ranges nest; they need not be sorted."""
+    ranges: Sequence[HostRange], moments: npt.NDArray[np.int64]
+) -> Iterator[tuple[int, int, list[HostRange]]]:
+    """For each moment, in time order: its position in `moments`, itself, and the ranges open then, outermost first.
+
+    Ranges nest; neither they nor the moments need be sorted.
+    """
     ordered = sorted(ranges, key=lambda r: (r.start_ns, -r.end_ns))
     open_ranges: list[HostRange] = []
     position = 0
-    for moment, identity in moments:
-        while position < len(ordered) and ordered[position].start_ns <= moment:
-            opened = ordered[position]
-            while open_ranges and open_ranges[-1].end_ns < opened.start_ns:
+    order = np.argsort(moments, kind="stable")
+    for first in range(0, order.size, CHUNK):
+        part = order[first : first + CHUNK]
+        for index, moment in zip(part.tolist(), moments[part].tolist(), strict=True):
+            while position < len(ordered) and ordered[position].start_ns <= moment:
+                opened = ordered[position]
+                while open_ranges and open_ranges[-1].end_ns < opened.start_ns:
+                    open_ranges.pop()
+                open_ranges.append(opened)
+                position += 1
+            while open_ranges and open_ranges[-1].end_ns < moment:
                 open_ranges.pop()
-            open_ranges.append(opened)
-            position += 1
-        while open_ranges and open_ranges[-1].end_ns < moment:
-            open_ranges.pop()
-        yield identity, open_ranges
+            yield index, moment, open_ranges
 
 
 def _by_thread(ranges: Sequence[HostRange]) -> dict[int, list[HostRange]]:
@@ -87,13 +94,18 @@ def _launches(events: KinetoEvents) -> npt.NDArray[np.int64]:
     return np.where((correlation[found] == wanted) & (wanted >= 0), found, -1)
 
 
+def _starts(ranges: Sequence[HostRange]) -> npt.NDArray[np.int64]:
+    return np.array([r.start_ns for r in ranges], dtype=np.int64)
+
+
 def _complete_collectives(ranges: list[HostRange]) -> list[HostRange]:
     """The ranges that stand for one collective each, with sizes and arguments of the ops around them filled in."""
     backend = [found for found in ranges if is_backend_range(found.name)]
     for thread, members in _by_thread(ranges).items():
-        own = sorted((r.start_ns, i) for i, r in enumerate(backend) if r.thread == thread)
-        for index, around in containing([r for r in members if not is_backend_range(r.name)], own):
-            target = backend[index]
+        own = [r for r in backend if r.thread == thread]
+        others = [r for r in members if not is_backend_range(r.name)]
+        for index, _, around in containing(others, _starts(own)):
+            target = own[index]
             for parent in reversed(around):
                 target.args = {**parent.args, **target.args}
                 if target.phase is None:
@@ -103,9 +115,9 @@ def _complete_collectives(ranges: list[HostRange]) -> list[HostRange]:
                 if target.bytes_out is None:
                     target.bytes_out = parent.bytes_out
     stages = _stages(ranges)
-    orphans = sorted((r.start_ns, i) for i, r in enumerate(backend) if r.phase is None)
-    for index, around in containing(stages, orphans):
-        backend[index].phase = around[-1].phase if around else None
+    orphans = [r for r in backend if r.phase is None]
+    for index, _, around in containing(stages, _starts(orphans)):
+        orphans[index].phase = around[-1].phase if around else None
     if not backend:
         # newer traces without backend ranges carry the arguments on the op itself
         backend = [r for r in ranges if r.name == "record_param_comms" and _named(r) is not None]
@@ -172,30 +184,44 @@ def kind_of_collective(collective: str, phase: Phase | None, integers: bool | No
     return kind, ""
 
 
-def _classify(events: KinetoEvents, index: int, op: DeviceOp, phase: Phase | None, launched: bool) -> None:
-    """Sets kind, collective and, where there is no kind, the reason."""
-    name = events.names[events.device_name[index]]
-    if events.device_class[index] == DeviceClass.COMM:
-        args = events.comm_args.get(index, {})
-        by_name = kernel_collective(name) or "unknown"
+class _Classifier:
+    """Says what each device event is, from the phase and the collective's range that its launch lies in."""
+
+    def __init__(self, events: KinetoEvents) -> None:
+        self._events = events
+        self._known: dict[tuple[Any, ...], DeviceOp] = {}
+
+    def op(self, index: int, phase: Phase | None, host: HostRange | None, offset: int, launched: bool) -> DeviceOp:
+        """What is known of the event with this index."""
+        one = self._events.device_class[index]
+        if one == DeviceClass.COMM:
+            return self._comm(index, phase, host, offset)
+        if phase is not None:
+            return self._shared(phase.kind, phase.reason, offset)
+        if one == DeviceClass.MEM and "HtoD" in self._events.names[self._events.device_name[index]]:
+            return self._shared(OpKind.COPY_H2D, "", offset)
+        outside, unknown = "launched outside any annotated stage", "no launch with this correlation in the trace"
+        return self._shared(None, outside if launched else unknown, offset)
+
+    def _shared(self, kind: OpKind | None, reason: str, offset: int) -> DeviceOp:
+        key = (kind, reason, offset)
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = DeviceOp(kind, reason, None, None, offset)
+        return found
+
+    def _comm(self, index: int, phase: Phase | None, host: HostRange | None, offset: int) -> DeviceOp:
+        args = self._events.comm_args.get(index, {})
         named = str(args.get("Collective name", "")).lower()
-        host = op.host
         if host is not None and host.collective is not None:
-            op.collective = host.collective
+            collective = host.collective
             fill_from_arguments(host, args)
+        elif named not in _NO_COLLECTIVES:
+            collective = collective_of(named)
         else:
-            op.collective = by_name if named in _NO_COLLECTIVES else collective_of(named)
-        integers = host.integers if host is not None else None
-        op.kind, op.reason = kind_of_collective(op.collective, phase, integers)
-        return
-    if phase is not None:
-        op.kind, op.reason = phase.kind, phase.reason
-    elif events.device_class[index] == DeviceClass.MEM and "HtoD" in name:
-        op.kind = OpKind.COPY_H2D
-    else:
-        op.reason = (
-            "launched outside any annotated stage" if launched else "no launch with this correlation in the trace"
-        )
+            collective = kernel_collective(self._events.names[self._events.device_name[index]]) or "unknown"
+        kind, reason = kind_of_collective(collective, phase, host.integers if host is not None else None)
+        return DeviceOp(kind, reason, collective, host, offset)
 
 
 def _nearest(around: list[HostRange], moment: int) -> tuple[Phase | None, HostRange | None, int | None]:
@@ -225,6 +251,41 @@ def _in_step(steps: list[HostRange], moments: npt.NDArray[np.int64]) -> npt.NDAr
     return np.where((at >= 0) & (moments < ends[np.maximum(at, 0)]), at, -1)
 
 
+def _place(
+    events: KinetoEvents,
+    stages: list[HostRange],
+    launch_start: npt.NDArray[np.int64],
+    thread: npt.NDArray[np.int64],
+    known: npt.NDArray[np.bool_],
+    placed: npt.NDArray[np.bool_],
+) -> list[DeviceOp]:
+    """What each device event is, by the ranges open when it was launched."""
+    count = launch_start.size
+    phases: list[Phase | None] = [None] * count
+    hosts: dict[int, HostRange] = {}
+    offsets = np.zeros(count, dtype=np.int8)
+    by_thread = _by_thread(events.ranges)
+    for owner in np.unique(thread[known]):
+        chosen = np.flatnonzero(thread == owner)
+        for at, moment, around in containing(by_thread.get(int(owner), []), launch_start[chosen]):
+            index = int(chosen[at])
+            phases[index], host, offset = _nearest(around, moment)
+            offsets[index] = offset or 0
+            if host is not None and events.device_class[index] == DeviceClass.COMM:
+                hosts[index] = host
+    # what other threads launch belongs to the stage that the main thread is in
+    orphans = np.flatnonzero(placed & np.array([phase is None for phase in phases], dtype=np.bool_))
+    for at, moment, around in containing(stages, launch_start[orphans]):
+        index = int(orphans[at])
+        phases[index], _, offset = _nearest(around, moment)
+        offsets[index] = offset or 0
+    classifier = _Classifier(events)
+    return [
+        classifier.op(index, phase, hosts.get(index), int(offsets[index]), bool(known[index]))
+        for index, phase in enumerate(phases)
+    ]
+
+
 def join(events: KinetoEvents) -> Joined:
     """Ties the device events of a trace to their launches and to the host ranges around these."""
     events.steps.sort(key=lambda s: s.start_ns)
@@ -242,26 +303,8 @@ def join(events: KinetoEvents) -> Joined:
         launch_start[known] = begin[launch[known]]
         launch_end[known] = (begin + length)[launch[known]]
         thread[known] = np.asarray(events.launch_thread, dtype=np.int64)[launch[known]]
-    ops = [DeviceOp() for _ in range(count)]
-    phases: list[Phase | None] = [None] * count
-    by_thread = _by_thread(events.ranges)
-    for owner in np.unique(thread[known]):
-        chosen = np.flatnonzero(thread == owner)
-        moments = sorted(zip(launch_start[chosen].tolist(), chosen.tolist(), strict=True))
-        times = {index: moment for moment, index in moments}
-        for index, around in containing(by_thread.get(int(owner), []), moments):
-            phase, host, offset = _nearest(around, times[index])
-            phases[index], ops[index].host = phase, host
-            ops[index].batch_offset = offset or 0
-    # what other threads launch belongs to the stage that the main thread is in
     placed = known if known.any() else np.ones(count, dtype=np.bool_)
-    orphans = sorted((int(launch_start[i]), i) for i in range(count) if phases[i] is None and placed[i])
-    moment_of = {index: moment for moment, index in orphans}
-    for index, around in containing(stages, orphans):
-        phases[index], _, offset = _nearest(around, moment_of[index])
-        ops[index].batch_offset = offset or 0
-    for index, op in enumerate(ops):
-        _classify(events, index, op, phases[index], bool(known[index]))
+    ops = _place(events, stages, launch_start, thread, known, placed)
     for found in collectives:
         fill_from_arguments(found, {})
     at = _in_step(events.steps, launch_start)
