@@ -1,12 +1,15 @@
-"""The runtime: a lane per stream, each a thread that takes the ops of its stream in order.
+"""The runtime: a lane per stream, each an in-order queue of ops, and as many threads as there are lanes.
 
-On CPU a lane is a thread and the ops overlap because torch releases the interpreter lock. On CUDA each lane also has a
-CUDA stream of its own: a wait becomes `wait_event` on the device, and a `synchronize` where the waiting lane works on
-host memory. Order is the program's alone: a lane starts an op when the lanes it waits for have finished what it needs.
+Order is the program's alone: a lane's next op starts when the lanes it waits for have finished what it needs. On CPU
+ops overlap because torch releases the interpreter lock. A thread that finishes an op goes on with whatever is ready,
+its own lane first, and wakes others only for what is left; so a program without overlap runs on one thread, and handing
+over costs no switch, as it would with a thread bound to each lane. On CUDA every lane also has a stream of its own: a
+wait becomes `wait_event` on the device, and a `synchronize` where the waiting lane works on host memory.
 """
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -46,15 +49,12 @@ class Span(NamedTuple):
 Implementation: TypeAlias = Callable[[Op], Cost]
 OpTable: TypeAlias = Mapping[OpKind, Implementation]
 
+_NOTHING = nullcontext()
 _HOST: frozenset[Resource] = frozenset({Resource.HOST_IO, Resource.HOST_MEMORY})
 
 
 class RunError(ExecutorError):
     """An op failed: names rank, stream, op, and shows the schedule around it."""
-
-
-class _StoppedError(Exception):
-    """Another lane failed; leave quietly."""
 
 
 @dataclass(slots=True)
@@ -105,8 +105,8 @@ class Runtime:
         self.lanes = [Lane(plan=lane) for lane in plan.lanes]
         self.spans: list[list[Span]] = [[] for _ in plan.lanes]
         self.failure: BaseException | None = None
-        self._changed = [threading.Condition() for _ in plan.lanes]
-        self._stopping = threading.Event()
+        self._changed = threading.Condition()
+        self._left = sum(len(lane.tasks) for lane in plan.lanes)
         self._queues = [_queue(device, lane.resource) for lane in plan.lanes]
 
     def run(self) -> None:
@@ -115,64 +115,79 @@ class Runtime:
         Raises:
             RunError: if an op raises; lanes that hang in a collective with it are left to the process's end.
         """
-        threads = [
-            threading.Thread(target=self._walk, args=(index,), name=f"lane-{lane.plan.name}", daemon=True)
-            for index, lane in enumerate(self.lanes)
-        ]
+        threads = [threading.Thread(target=self._work, name=f"lane-{n}", daemon=True) for n in range(len(self.lanes))]
         for thread in threads:
             thread.start()
-        for thread in threads:
-            while thread.is_alive() and not self._stopping.is_set():
-                thread.join(timeout=0.5)
+        with self._changed:
+            self._changed.wait_for(lambda: not self._left or self.failure is not None)
         if self.failure is not None:
             raise self.failure
+        for thread in threads:
+            thread.join()
         for queue in self._queues:
             queue.drain()
         self.spans = [queue.resolve(spans) for queue, spans in zip(self._queues, self.spans, strict=True)]
 
-    def stop(self, failure: BaseException) -> None:
-        """Make every lane leave at its next wait and `run` raise `failure`; the first failure wins."""
-        if self.failure is None:
-            self.failure = failure
-        self._stopping.set()
-        for condition in self._changed:
-            with condition:
-                condition.notify_all()
+    def _work(self) -> None:
+        """One thread: run ready ops until none are left."""
+        mine: int | None = None
+        with torch.no_grad():
+            while True:
+                mine = self._next(mine)
+                if mine is None:
+                    return
+                lane = self.lanes[mine]
+                try:
+                    self._run(mine, lane.plan.tasks[lane.finished])
+                except BaseException as error:
+                    with self._changed:
+                        self.failure = self.failure or self._explain(lane, error)
+                        self._changed.notify_all()
+                    return
 
-    def _walk(self, index: int) -> None:
-        lane, queue = self.lanes[index], self._queues[index]
-        try:
-            with queue.context(), torch.no_grad():
-                for task in lane.plan.tasks:
-                    lane.status, lane.since_ns = "waiting", time.monotonic_ns()
-                    self._wait(task, queue)
-                    lane.status, lane.since_ns = "running", time.monotonic_ns()
-                    queue.begin()
-                    cost = self.table[task.op.kind](task.op)
-                    queue.end()
-                    self.spans[index].append(Span(task.op, index, lane.since_ns, time.monotonic_ns(), cost))
-                    if self.after_op is not None:
-                        self.after_op(task.op)
-                    with self._changed[index]:
-                        lane.finished += 1
-                        self._changed[index].notify_all()
+    def _next(self, done: int | None) -> int | None:
+        """Note that a lane's op is done, and take the next lane that is ready; None when nothing is left."""
+        with self._changed:
+            if done is not None:
+                lane = self.lanes[done]
+                lane.finished += 1
+                lane.status = "waiting" if lane.finished < len(lane.plan.tasks) else "done"
+                lane.since_ns = time.monotonic_ns()
+                self._left -= 1
+                if not self._left:
+                    self._changed.notify_all()
+            while self._left and self.failure is None:
+                ready = [index for index, lane in enumerate(self.lanes) if self._is_ready(lane)]
+                if ready:
+                    chosen = done if done in ready else ready[0]
+                    self.lanes[chosen].status = "running"
+                    self.lanes[chosen].since_ns = time.monotonic_ns()
+                    if len(ready) > 1:
+                        self._changed.notify(len(ready) - 1)
+                    return chosen
+                self._changed.wait()
+            return None
+
+    def _is_ready(self, lane: Lane) -> bool:
+        if lane.status != "waiting":
+            return False
+        if lane.finished == len(lane.plan.tasks):
             lane.status = "done"
-        except _StoppedError:
-            lane.status = "stopped"
-        except BaseException as error:
-            self.stop(self._explain(lane, error))
+            return False
+        return all(self.lanes[other].finished >= count for other, count in lane.plan.tasks[lane.finished].waits)
 
-    def _wait(self, task: Task, queue: _HostQueue) -> None:
-        for index, count in task.waits:
-            other = self.lanes[index]
-            with self._changed[index]:
-                while other.finished < count:
-                    if self._stopping.is_set():
-                        raise _StoppedError
-                    self._changed[index].wait()
-            queue.follow(self._queues[index], count)
-        if self._stopping.is_set():
-            raise _StoppedError
+    def _run(self, index: int, task: Task) -> None:
+        queue = self._queues[index]
+        with queue.context():
+            for other, count in task.waits:
+                queue.follow(self._queues[other], count)
+            start_ns = time.monotonic_ns()
+            queue.begin()
+            cost = self.table[task.op.kind](task.op)
+            queue.end()
+            self.spans[index].append(Span(task.op, index, start_ns, time.monotonic_ns(), cost))
+            if self.after_op is not None:
+                self.after_op(task.op)
 
     def _explain(self, lane: Lane, error: BaseException) -> RunError:
         op = lane.current
@@ -180,7 +195,7 @@ class Runtime:
         around = lane.plan.tasks[max(lane.finished - 2, 0) : lane.finished + 2]
         lines = "\n".join(f"  {'>' if task.op is op else ' '} {show_op(task.op, loop=False)}" for task in around)
         group = f", group {lane.plan.resource}" if lane.plan.resource in GROUPS else ""
-        reason = str(error) if isinstance(error, NestPipeError) else f"{type(error).__name__}: {error}"
+        reason = str(error) if isinstance(error, NestPipeError) else f"{type(error).__name__}: {_short(error)}"
         failure = RunError(
             f"rank {self.rank}: {op_name(op)} (batch {op.batch}"
             + ("" if op.micro_batch is None else f", micro-batch {op.micro_batch}")
@@ -190,11 +205,18 @@ class Runtime:
         return failure
 
 
+def _short(error: BaseException) -> str:
+    """The first line of a message, without gloo's source path and advice."""
+    line = next(iter(str(error).splitlines()), "")
+    return re.sub(r"^\[\S+:\d+\] ", "", line).split(". This is typically")[0]
+
+
 class _HostQueue:
     """A lane without a device stream: work is done when the call returns."""
 
     def context(self) -> AbstractContextManager[object]:
-        return nullcontext()
+        """What the ops of the lane run in."""
+        return _NOTHING
 
     def follow(self, other: _HostQueue, count: int) -> None:
         """Make later work of this lane wait for the first `count` ops of the other lane."""

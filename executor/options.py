@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from executor.clusters import cluster_by_keys
 from executor.data import Feature, Source
 from executor.models import DLRM, Model
 from executor.numerics import NanPolicy
@@ -24,6 +25,7 @@ from nestpipe.checks import require_safe
 from nestpipe.errors import ExecutorError
 from nestpipe.ir import Loop, with_micro_batches
 from nestpipe.schedules import load
+from traces.generate import zipf_ranks
 from traces.keys import read_keys
 
 __all__ = ["CommDtype", "ModelKind", "RunOptions", "load_loop", "make_trainer", "movielens_sequences"]
@@ -104,7 +106,6 @@ class RunOptions:
     delays: tuple[Delay, ...] = ()
     emulations: tuple[Emulation, ...] = ()
     pace: Pace | None = None
-    extra: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "dim", "num_rows", "num_tables", "layers", "heads", "num_negatives", "epochs"):
@@ -164,7 +165,9 @@ def make_trainer(world: World, options: RunOptions, loop: Loop | None = None) ->
         wraps.append(paced(options.pace))
     if options.delays:
         wraps.append(delayed(options.delays))
-    return Trainer(world, loop, model, source, settings, cluster=None, wraps=wraps)
+    return Trainer(
+        world, loop, model, source, settings, cluster=cluster_by_keys if options.cluster else None, wraps=wraps
+    )
 
 
 def _dlrm_run(options: RunOptions) -> tuple[Source, Model]:
@@ -220,10 +223,8 @@ def _zipf_sequences(options: RunOptions) -> tuple[np.ndarray[tuple[int], np.dtyp
     """Enough random histories of Zipf items for 64 batches of 8 ranks; later batches reshuffle them."""
     rng = np.random.default_rng([options.seed, 2])
     count = min(options.batch_size * 512, 65_536)
-    weights = np.arange(1, options.num_rows + 1, dtype=np.float64) ** -options.exponent
-    cumulative = np.cumsum(weights) / weights.sum()
     lengths = rng.integers(2, options.max_length + 1, size=count)
-    items = np.searchsorted(cumulative, rng.random(int(lengths.sum()))).astype(np.int64)
+    items = zipf_ranks(options.num_rows, options.exponent, int(lengths.sum()), rng).astype(np.int64)
     return tuple(np.split(items, np.cumsum(lengths)[:-1]))
 
 

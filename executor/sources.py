@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from executor.data import Int64, Jagged, RawBatch
 from nestpipe.units import split_evenly
+from traces.generate import zipf_ranks
 from traces.key_stream import KeyStream, mix64
 
 __all__ = ["KeyStreamSource", "SequenceSource", "SyntheticSource", "empty_batch"]
@@ -57,11 +58,6 @@ class SyntheticSource:
     seed: int = 0
     batches: Callable[[int], int] | None = None
     size_of: Callable[[int, int], int] | None = None
-    _cumulative: npt.NDArray[np.float64] = field(init=False)
-
-    def __post_init__(self) -> None:
-        weights = np.arange(1, self.num_keys + 1, dtype=np.float64) ** -self.exponent
-        object.__setattr__(self, "_cumulative", np.cumsum(weights) / weights.sum())
 
     def num_batches(self, rank: int, world_size: int) -> int:  # noqa: ARG002
         return np.iinfo(np.int64).max if self.batches is None else self.batches(rank)
@@ -86,8 +82,8 @@ class SyntheticSource:
         else:
             lengths = rng.integers(0, round(2 * self.mean_length) + 1, size=size)
         lengths[rng.random(size) < self.empty_share] = 0
-        uniform = rng.random(int(lengths.sum()))
-        return Jagged(values=np.searchsorted(self._cumulative, uniform).astype(np.int64), lengths=lengths)
+        keys = zipf_ranks(self.num_keys, self.exponent, int(lengths.sum()), rng)
+        return Jagged(values=keys.astype(np.int64), lengths=lengths)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

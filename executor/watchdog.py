@@ -104,9 +104,8 @@ def diagnose(
         lines += [f"rank {peer} gives no sign of life"] * (peer in silent)
         for state in peers[peer].lanes:
             if state["status"] == "running":
-                lines.append(
-                    f"rank {peer} is in {state['op']} on stream {state['stream']}, last completed {state['last']}"
-                )
+                seen = f"{state['op']} on stream {state['stream']}, last completed {state['last']}"
+                lines.append(f"rank {peer} was last seen in {seen}")
     return "\n  ".join(lines)
 
 

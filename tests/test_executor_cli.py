@@ -74,7 +74,8 @@ def test_the_timeline_reads_back_with_the_columns_and_parts_of_a_simulated_one(t
 
 def train_on_pool(**changes: Any) -> dict[str, Any]:
     """The result of a run on a pool that is up already, which is much faster than starting ranks."""
-    options = RunOptions(batch_size=8, num_rows=60, dim=8, num_tables=2, hidden=(8,), **{"steps": 5, **changes})
+    small = {"steps": 5, "batch_size": 8, "num_rows": 60, "dim": 8, "num_tables": 2, "hidden": (8,)}
+    options = RunOptions(**{**small, **changes})
     return pool(2).run(_train, options)[0]
 
 
@@ -225,3 +226,12 @@ def test_delays_that_make_no_sense_are_refused(text: str) -> None:
 def test_emulations_that_make_no_sense_are_refused(text: str) -> None:
     with pytest.raises(ExecutorError, match="--emulate"):
         parse_emulation(text)
+
+
+def test_clustering_sends_fewer_rows_and_keeps_the_batch(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.csv"
+    keys.write_text("a,b\n" + "".join(f"{i % 4},{i % 4 + 10 * (i % 8)}\n" for i in range(256)))
+    runs = [train_on_pool(data=keys, batch_size=64, steps=2, micro_batches=4, cluster=on) for on in (False, True)]
+    plain, clustered = (run["counters"][0]["bytes"]["comm"] for run in runs)
+    assert clustered < 0.5 * plain
+    assert runs[1]["losses"] == pytest.approx(runs[0]["losses"], rel=1e-5)

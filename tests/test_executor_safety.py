@@ -35,7 +35,7 @@ from tests.executor_jobs import (
 )
 
 SMALL = ["--steps", "4", "--batch", "8", "--num-rows", "40", "--dim", "4", "--num-tables", "2", "--hidden", "4"]
-GUARDED = [*SMALL, "--micro-batches", "2", "--timeout-s", "3"]
+GUARDED = [*SMALL, "--micro-batches", "2", "--timeout-s", "6"]
 
 
 # -- ranks that fail ---------------------------------------------------------------------------------------------------
@@ -45,9 +45,8 @@ def test_a_killed_rank_ends_the_others_and_is_named(tmp_path: Path) -> None:
     ends = run_ranks(tmp_path, GUARDED, fault=(killed, 1, OpKind.BACKWARD, 2), timeout_s=30)
     assert ends[1].code == -9
     assert ends[0].code == 1
-    assert re.search(
-        r"rank 0: all_to_all\[\w+\] 2\.\d \(batch 2, micro-batch \d\) on stream comm, group world", ends[0].stderr
-    )
+    failed = r"rank 0: all_\S+ 2\S* \(batch 2.*\) on stream \w+, group world failed: RuntimeError: .*Connection"
+    assert re.search(failed, ends[0].stderr)
     assert "rank 1 gives no sign of life" in ends[0].stderr
     assert ends[0].stdout == ""
 
@@ -56,9 +55,9 @@ def test_a_hung_rank_is_named_with_what_the_others_wait_for(tmp_path: Path) -> N
     ends = run_ranks(tmp_path, GUARDED, fault=(hung, 1, OpKind.FORWARD, 1), timeout_s=30)
     assert [end.code for end in ends] == [1, 1]
     everything = ends[0].stderr + ends[1].stderr
-    assert "no progress for 3 s" in everything
+    assert "no progress for 6 s" in everything
     assert "forward 1.0 (batch 1, micro-batch 0) on stream compute has been running" in everything or re.search(
-        r"rank 1 is in forward 1\.0 on stream compute, last completed", everything
+        r"rank 1 was last seen in forward 1\.0 on stream compute, last completed", everything
     )
     assert re.search(r"stream comm, group world of ranks 0, 1, waits for rank 1|rank 1 failed", ends[0].stderr)
 
