@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
@@ -19,9 +20,10 @@ from nestpipe.metrics import PARTS, Window, steady_window
 from nestpipe.units import ns_to_ms
 from reports import page_tables as tables
 from reports.diff import compare, summary
+from reports.page_curve import figures_of, merged, table_of
 from reports.page_timeline import choose, kinds_payload, timeline_payload
-from reports.plots import breakdown, curve, qps, scaling_efficiency
-from reports.records import ResultRow, rows_frame
+from reports.plots import breakdown
+from reports.records import ResultRow
 from reports.runs import Run
 from reports.style import KINDS, PARTS_MARKS, text_colour
 from reports.svg import inline_svg
@@ -67,30 +69,18 @@ def page(
     payloads = [
         _timeline(run, window, ranks, _NUM_SPANS // len(runs)) for run, window in zip(runs, windows, strict=True)
     ]
-    rows = _curve_rows(runs, curve_rows)
-    curves = _curves(runs, rows)
     context = {
+        **_tables(runs, windows),
+        **_curve(runs, merged(runs, curve_rows)),
         "title": title or _title(runs),
         "cards": [_card(run) for run in runs],
-        "metrics": tables.metrics(runs),
         "relative": _relative(runs),
-        "curves": [svg for _, svg in curves],
-        "curve_table": _curve_table(rows) if curves else None,
-        "breakdown": inline_svg(
-            breakdown({run.name: run.record.parts_ms for run in runs}, title=""),
-            "parts",
-            "Partition of each run's step",
-        ),
-        "parts": tables.parts(runs),
         "timelines": [
             {"name": run.name, "words": words, "links": _links(run, base)}
             for run, (_, words) in zip(runs, payloads, strict=True)
         ],
         "limits": [limit for run in runs if (limit := _limit(run)) is not None],
-        "resources": [tables.resources(run, window) for run, window in zip(runs, windows, strict=True)],
         "changes": [_change(runs[0], run) for run in runs[1:]],
-        "assumptions": tables.assumptions(runs),
-        "provenance": tables.provenance(runs),
         "made": made,
         "data": _script_json({"kinds": kinds_payload(), "runs": [payload for payload, _ in payloads]}),
         "css": _asset("page.css"),
@@ -99,6 +89,26 @@ def page(
     context["sections"] = _sections(context)
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(_asset("page.html")).render(context)
+
+
+def _tables(runs: Sequence[Run], windows: Sequence[Window]) -> dict[str, Any]:
+    """The tables that every page has, and the figure of the partition."""
+    figure = breakdown({run.name: run.record.parts_ms for run in runs}, title="")
+    return {
+        "metrics": tables.metrics(runs),
+        "breakdown": inline_svg(figure, "parts", "Partition of each run's step"),
+        "parts": tables.parts(runs),
+        "resources": [tables.resources(run, window) for run, window in zip(runs, windows, strict=True)],
+        "assumptions": tables.assumptions(runs),
+        "provenance": tables.provenance(runs),
+    }
+
+
+def _curve(runs: Sequence[Run], rows: Sequence[ResultRow]) -> dict[str, Any]:
+    """The scaling curves and their points; empty where no metric has two sizes."""
+    bases = [base for run in runs if (base := run.record.scaling_efficiency_relative_to) is not None]
+    figures = figures_of(rows, base=min(bases, default=None))
+    return {"curves": figures, "curve_table": table_of(rows) if figures else None}
 
 
 def _asset(name: str) -> str:
@@ -112,8 +122,6 @@ def _script_json(value: Any) -> str:
 
 def _distinct_names(runs: Sequence[Run]) -> list[Run]:
     """The runs, those of one name told apart by a number."""
-    from dataclasses import replace
-
     seen: dict[str, int] = {}
     named = []
     for run in runs:
@@ -216,48 +224,6 @@ def _relative(runs: Sequence[Run]) -> str:
                 text.format(" or ".join(f"{each:,}" if isinstance(each, int) else str(each) for each in known))
             )
     return " ".join(words)
-
-
-def _curve_rows(runs: Sequence[Run], more: Sequence[ResultRow]) -> list[ResultRow]:
-    """The rows of all curves, each method, size and metric once."""
-    rows: dict[tuple[str, int, str], ResultRow] = {}
-    for row in (*more, *(row for run in runs for row in run.record.curve)):
-        rows.setdefault((row.method, row.world_size, row.metric), row)
-    return list(rows.values())
-
-
-def _curves(runs: Sequence[Run], curve_rows: Sequence[ResultRow]) -> list[tuple[str, str]]:
-    frame = rows_frame(curve_rows)
-    bases = [base for run in runs if (base := run.record.scaling_efficiency_relative_to) is not None]
-    figures: list[tuple[str, str]] = []
-    for metric in ("scaling_efficiency", "qps", "step_latency_ms"):
-        rows = frame[(frame["metric"] == metric) & frame["value"].notna()]
-        if rows["world_size"].nunique() < 2 or len(figures) == 2:
-            continue
-        if metric == "scaling_efficiency":
-            figure = scaling_efficiency(frame, base=min(bases) if bases else int(rows["world_size"].min()))
-        else:
-            figure = qps(frame) if metric == "qps" else curve(frame, metric)
-        words = f"{METRICS[metric].title} against workers for {', '.join(rows['method'].unique())}"
-        figures.append((metric, inline_svg(figure, metric, words)))
-    return figures
-
-
-def _curve_table(curve_rows: Sequence[ResultRow]) -> tables.Table:
-    heads = ("method", "workers", "metric", "unit", "value", "published", "status")
-    rows = []
-    for row in curve_rows:
-        metric = METRICS[row.metric]
-        plain = [cell(v, metric.digits, scale=metric.scale).replace(",", "") for v in (row.value, row.published)]
-        published = "" if row.published is None else plain[1]
-        rows.append((row.method, str(row.world_size), metric.title, metric.unit, plain[0], published, row.status))
-    return tables.Table(
-        caption="Points of the curve",
-        heads=heads,
-        rows=tuple(rows),
-        numbers=frozenset({1, 4, 5}),
-        statuses=frozenset({6}),
-    )
 
 
 def _limit(run: Run) -> dict[str, Any] | None:
