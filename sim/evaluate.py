@@ -15,21 +15,25 @@ import numpy as np
 import numpy.typing as npt
 
 from nestpipe.errors import NestPipeError
-from nestpipe.ir import COMPUTE, Loop
-from nestpipe.units import NS_PER_S, ns_to_ms, parse_bytes
+from nestpipe.ir import COMPUTE, Loop, unroll
+from nestpipe.metrics import measure
+from nestpipe.units import NS_PER_MS, NS_PER_S, ns_to_ms, parse_bytes
 from sim.bound import Bound, max_cycle_ratio
 from sim.costs import Jitter, TimedCosts
+from sim.engine import simulate
 from sim.folding import World
 from sim.goodput import goodput
 from sim.grid import Configuration, Grid, loop_of, with_value
 from sim.memory import Need, memory_need
 from sim.recursion import rank_step_ns
 from sim.scenario import Scenario
-from sim.scenario_costs import STATUSES, OpTimes, assumed_values, drawn_assumptions, op_times, rests_on
+from sim.scenario_costs import STATUSES, OpTimes, Place, assumed_values, drawn_assumptions, op_times, rests_on
 from sim.scenario_parts import Cluster
 
 __all__ = ["COLUMNS", "Evaluator", "Row", "Steps"]
 
+#: Accelerators that share a host's memory where neither scenario nor topology says it.
+RANKS_PER_HOST: Final = 8
 Row: TypeAlias = dict[str, Any]
 #: The columns of every result, less those of the swept keys, with their types; all but the first may be missing.
 COLUMNS: Final[Mapping[str, type]] = {
@@ -144,6 +148,9 @@ class Evaluator:
         times = self._times(configuration, scenario, loop, batch, None)
         costs = TimedCosts(batch_ns=times.batch_ns, micro_batches=loop.micro_batches)
         bound = max_cycle_ratio(loop, costs.op_ns)
+        if scenario.contention and times.hardware is not None and not scenario.is_random:
+            simulated = _simulated(loop, scenario, world, times, Jitter())
+            return Steps(bound=bound, times=times, step_ns=np.array([simulated]), how="simulation")
         seeds = scenario.seeds if self.max_seeds is None else min(scenario.seeds, self.max_seeds)
         if not scenario.is_random or seeds == 0:
             return Steps(bound=bound, times=times, step_ns=np.array([float(bound.step_ns)]), how="cycle bound")
@@ -159,6 +166,8 @@ class Evaluator:
             values = _drawn(self.grid, scenario, seed)
         times = self._times(configuration, scenario, loop, batch, values)
         jitter = Jitter(cv=scenario.jitter.cv, stragglers=_stragglers(scenario, world.world_size, seed), seed=seed)
+        if scenario.contention and times.hardware is not None:
+            return _simulated(loop, scenario, world, times, jitter)
         costs = TimedCosts(batch_ns=times.batch_ns, micro_batches=loop.micro_batches, jitter=jitter)
         if not jitter.cv and not jitter.stragglers:
             return float(max_cycle_ratio(loop, costs.op_ns).step_ns)
@@ -172,16 +181,14 @@ class Evaluator:
         batch: int,
         assumptions: Mapping[str, float] | None,
     ) -> OpTimes:
-        return op_times(
-            self.grid,
-            scenario,
-            _cluster(scenario, configuration.cluster).factors.combined(scenario.factors),
-            loop,
+        place = Place(
             world_size=configuration.world_size,
             batch_per_worker=batch,
             domain_size=configuration.variant.domain_size,
-            assumptions=assumptions,
+            cluster=configuration.cluster,
+            factors=_cluster(scenario, configuration.cluster).factors.combined(scenario.factors),
         )
+        return op_times(self.grid, scenario, loop, place, assumptions)
 
     def _results(self, configuration: Configuration) -> Row:
         scenario = self.scenario_of(configuration)
@@ -212,8 +219,7 @@ class Evaluator:
             "limit": steps.bound.text(),
             "how": steps.how,
         }
-        if self.grid.case is not None:
-            found |= rests_on(self.grid.case, steps.bound, configuration.world_size, steps.times.touched)
+        found |= rests_on(self.grid.case, steps.bound, configuration.world_size, steps.times)
         if cluster.accelerator_hour is not None:
             per_hour = cluster.accelerator_hour * configuration.world_size
             found |= {"cost_per_hour": per_hour, "cost_per_million_samples": per_hour / (qps * share) / 3600 * 1e6}
@@ -222,7 +228,7 @@ class Evaluator:
             found |= {
                 "device_bytes": need.device_bytes,
                 "device_bytes_max": _bytes(cluster.device_memory_bytes),
-                "host_bytes": need.host_bytes(cluster.accelerators_per_host),
+                "host_bytes": need.host_bytes(cluster.accelerators_per_host or RANKS_PER_HOST),
                 "host_bytes_max": _bytes(cluster.host_memory_bytes),
             }
         return found
@@ -284,8 +290,8 @@ def batch_per_worker(grid: Grid, configuration: Configuration) -> int:
             )
     elif configuration.batch_per_worker is not None:
         batch = configuration.batch_per_worker
-    elif grid.case is not None:
-        batch = grid.case.batch_per_worker
+    elif grid.batch_per_worker is not None:
+        batch = grid.batch_per_worker
     else:
         raise NestPipeError("batch_per_worker is missing; the workload does not say how large a batch is")
     if configuration.variant.micro_batches > batch:
@@ -301,6 +307,13 @@ def busiest_stream(loop: Loop, steps: Steps) -> tuple[str, float]:
         busy[f"{stream.name} ({stream.resource})"] = sum(steps.times.batch_ns.get(kind, 0) for kind in kinds)
     name = max(busy, key=lambda each: busy[each])
     return name, busy[name] / steps.mean_ns
+
+
+def _simulated(loop: Loop, scenario: Scenario, world: World, times: OpTimes, jitter: Jitter) -> float:
+    """Nanoseconds per steady step when ops that overlap share hardware."""
+    assert times.hardware is not None
+    timeline = simulate(unroll(loop, scenario.steps), times.hardware(jitter), world)
+    return measure(timeline).step_latency_ms * NS_PER_MS
 
 
 def _cluster(scenario: Scenario, name: str) -> Cluster:

@@ -15,14 +15,19 @@ from functools import cached_property
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
+import pandas as pd
 
 from nestpipe.checks import require_safe
 from nestpipe.errors import CaseError, DeadlockError, ScheduleError, unknown_name
-from nestpipe.ir import MICRO_DATA, Access, Loop, Op, OpRef, Resource, with_micro_batches
+from nestpipe.ir import MICRO_DATA, Access, Loop, Op, OpKind, OpRef, Resource, with_micro_batches
 from nestpipe.schedules import load
 from sim.scenario import Scenario
 from sim.scenario_parts import Cluster, Range
+from topologies.cluster import Cluster as Hardware
+from topologies.cluster import load_cluster
 from traces.case import ASSUMPTIONS, Case, load_case
+from traces.models import WorkloadModel, preset
+from traces.table import read_table
 
 __all__ = [
     "AUTO_MICRO_BATCHES_MAX",
@@ -78,6 +83,9 @@ class Grid:
         scenario: as in the file.
         case: the case, where the workload is one.
         loops: for each schedule its loop.
+        model: the workload model, where the workload is one.
+        trace: the trace table, where the workload is one; durations of known op kinds only.
+        hardware: for each cluster with a topology what that describes.
         staleness: for each schedule and number of micro-batches (see `checked_micro_batches`) how many updates a read
             may be behind, or why the schedule must not run at all.
     """
@@ -85,6 +93,9 @@ class Grid:
     scenario: Scenario
     case: Case | None
     loops: Mapping[str, Loop]
+    model: WorkloadModel | None = None
+    trace: pd.DataFrame | None = None
+    hardware: Mapping[str, Hardware] = field(default_factory=dict)
     staleness: Mapping[tuple[str, int], int | str] = field(default_factory=dict)
 
     @classmethod
@@ -95,8 +106,18 @@ class Grid:
             CaseError: if a name is unknown or a value impossible.
             ScheduleError: if a schedule cannot be read.
         """
-        case = None if scenario.workload.case is None else load_case(scenario.workload.case)
-        grid = cls(scenario=scenario, case=case, loops={name: load(name) for name in scenario.schedules})
+        choice = scenario.workload
+        described = {name: each.topology for name, each in scenario.clusters.items() if each.topology is not None}
+        hardware = {name: load_cluster(topology) for name, topology in described.items()}
+        scenario = _filled(scenario, hardware)
+        grid = cls(
+            scenario=scenario,
+            case=None if choice.case is None else load_case(choice.case),
+            loops={name: load(name) for name in scenario.schedules},
+            model=None if choice.model is None else preset(choice.model),
+            trace=None if choice.trace is None else _durations(choice.trace),
+            hardware=hardware,
+        )
         for name in scenario.workload.assumptions:
             if name not in ASSUMPTIONS:
                 raise CaseError("workload.assumptions: " + unknown_name("assumption", name, ASSUMPTIONS))
@@ -116,6 +137,11 @@ class Grid:
         """The values of each of `sweep.axes`."""
         axes = self.scenario.sweep.axes
         return {key: each.values() if isinstance(each, Range) else each for key, each in axes.items()}
+
+    @property
+    def batch_per_worker(self) -> int | None:
+        """The workload's own batch per worker; None for a model, which has none."""
+        return self.scenario.workload.recorded_batch_per_worker if self.case is None else self.case.batch_per_worker
 
     @cached_property
     def clusters(self) -> Mapping[str, Cluster]:
@@ -270,6 +296,41 @@ def checked_micro_batches(loop: Loop) -> int:
     if loop.micro_batches <= enough:
         return loop.micro_batches
     return enough + (loop.micro_batches - enough) % period
+
+
+def _filled(scenario: Scenario, hardware: Mapping[str, Hardware]) -> Scenario:
+    """The scenario with prices, memory and sizes of clusters taken from their topologies where it gives none.
+
+    Raises:
+        CaseError: if costs are asked for and neither gives a price.
+    """
+    clusters = dict(scenario.clusters)
+    for name, each in hardware.items():
+        price = each.price_usd_per_accelerator_hour
+        known = {
+            "accelerator_hour": None if price is None else price.value,
+            "device_memory_bytes": int(each.accelerator.memory_capacity_bytes.value),
+            "host_memory_bytes": int(each.host.dram_capacity_bytes.value),
+            "accelerators_per_host": each.host.accelerators_per_host,
+            "world_size_max": each.ranks_max,
+        }
+        given = clusters[name]
+        missing = {key: value for key, value in known.items() if getattr(given, key) is None}
+        clusters[name] = msgspec.structs.replace(given, **missing)
+    needs = scenario.objective is not None and scenario.objective.metric.startswith("cost")
+    needs |= scenario.constraints.cost_per_hour_max is not None
+    needs |= scenario.constraints.cost_per_million_samples_max is not None
+    for name, cluster in clusters.items():
+        if needs and cluster.accelerator_hour is None:
+            raise CaseError(f"clusters.{name}.accelerator_hour: its topology has no price; give one")
+    return msgspec.structs.replace(scenario, clusters=clusters)
+
+
+def _durations(trace: str) -> pd.DataFrame:
+    """The rows of a trace table that say how long a known op took."""
+    frame = read_table(trace).frame
+    kinds = [kind.value for kind in OpKind]
+    return frame[frame["kind"].astype(str).isin(kinds) & frame["duration_ns"].notna()].reset_index(drop=True)
 
 
 def _staleness(loop: Loop) -> int | str:

@@ -34,7 +34,11 @@ __all__ = ["Scenario", "load_scenario"]
 
 
 class Scenario(Config, frozen=True, kw_only=True):
-    """The whole file. Lists are tried with every value; `seeds` is how often what is random is drawn."""
+    """The whole file. Lists are tried with every value; `seeds` is how often what is random is drawn.
+
+    With `contention`, on clusters with a topology, ops that overlap share links, hosts and copy engines; every
+    configuration is then simulated, which takes some hundred times longer than its cycle bound.
+    """
 
     scenario: str
     title: str = ""
@@ -55,6 +59,7 @@ class Scenario(Config, frozen=True, kw_only=True):
     seeds: int = 10
     seed: int = 0
     steps: int = 20
+    contention: bool = False
     efficiency_threshold: float = 0.9
     memory: Memory | None = None
     failures: Failures | None = None
@@ -82,6 +87,15 @@ class Scenario(Config, frozen=True, kw_only=True):
         within("efficiency_threshold", self.efficiency_threshold, POSITIVE)
         _priced(self)
         _reachable(self)
+        topologies = [cluster.topology for cluster in self.clusters.values()]
+        if self.workload.model is not None and (not topologies or None in topologies):
+            raise ValueError("workload.model needs clusters, each with a topology: its times follow from the hardware")
+        if self.contention and (not topologies or None in topologies):
+            raise ValueError(
+                "contention needs clusters, each with a topology: what is shared follows from the hardware"
+            )
+        if self.vary_assumptions and self.workload.case is None:
+            raise ValueError("vary_assumptions needs a case: a trace or a model states no ranges")
 
     @property
     def is_random(self) -> bool:
@@ -99,7 +113,11 @@ def _priced(scenario: Scenario) -> None:
         asked.append(f"objective {scenario.objective.metric}")
     if not asked:
         return
-    unpriced = [name for name, cluster in scenario.clusters.items() if cluster.accelerator_hour is None]
+    unpriced = [
+        name
+        for name, cluster in scenario.clusters.items()
+        if cluster.accelerator_hour is None and cluster.topology is None
+    ]
     if unpriced or not scenario.clusters:
         where = f"clusters.{unpriced[0]}.accelerator_hour" if unpriced else "clusters.NAME.accelerator_hour"
         raise ValueError(f"{asked[0]} needs a price: give {where}")
@@ -143,8 +161,13 @@ def _beside(scenario: Scenario, folder: Path) -> Scenario:
         return str(folder / name) if name is not None and (folder / name).is_file() else name
 
     choice = scenario.workload
+    clusters = {
+        name: msgspec.structs.replace(cluster, topology=found(cluster.topology))
+        for name, cluster in scenario.clusters.items()
+    }
     return msgspec.structs.replace(
         scenario,
+        clusters=clusters,
         workload=msgspec.structs.replace(choice, case=found(choice.case), trace=found(choice.trace)),
         schedules=tuple(_known(found(name)) for name in scenario.schedules),
     )

@@ -58,12 +58,19 @@ def within(name: str, value: float | None, low: float = 0.0, high: float = math.
 class WorkloadChoice(Config, frozen=True, kw_only=True):
     """Where the times of the ops come from: exactly one of case, trace and model.
 
-    `assumptions` replaces values that a case assumes.
+    Attributes:
+        case: a published cluster, by name or file; moves to a topology if the case names its own.
+        trace: a trace table; it must say how many samples a rank trained per step, `recorded_batch_per_worker`.
+        model: a workload model; needs clusters with a topology.
+        assumptions: replaces values that a case assumes.
+        compute_efficiency: share of an accelerator's arithmetic rate that is reached on a topology; assumed.
     """
 
     case: str | None = None
     trace: str | None = None
     model: str | None = None
+    recorded_batch_per_worker: int | None = None
+    compute_efficiency: float = 1.0
     assumptions: dict[str, float] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -72,6 +79,10 @@ class WorkloadChoice(Config, frozen=True, kw_only=True):
             raise ValueError(f"give exactly one of case, trace and model, got {', '.join(given) or 'none'}")
         if self.assumptions and self.case is None:
             raise ValueError("assumptions belong to a case; drop them or give one")
+        if (self.trace is None) != (self.recorded_batch_per_worker is None):
+            raise ValueError("trace and recorded_batch_per_worker belong together")
+        within("recorded_batch_per_worker", self.recorded_batch_per_worker, 1)
+        within("compute_efficiency", self.compute_efficiency, POSITIVE, 1)
 
 
 class Factors(Config, frozen=True, kw_only=True):
@@ -121,7 +132,8 @@ class Factors(Config, frozen=True, kw_only=True):
 class Cluster(Config, frozen=True, kw_only=True):
     """A candidate cluster: how it differs from the workload's own, its memory and its price.
 
-    Memory is given in bytes or as text with a unit (`64 GiB`). `accelerator_hour` is the price of one for an hour.
+    With a `topology`, name or file, times follow from it, and what is not given here is taken from it. Memory is given
+    in bytes or as text with a unit (`64 GiB`). `accelerator_hour` is the price of one for an hour.
     """
 
     topology: str | None = None
@@ -129,7 +141,7 @@ class Cluster(Config, frozen=True, kw_only=True):
     accelerator_hour: float | None = None
     device_memory_bytes: Bytes | None = None
     host_memory_bytes: Bytes | None = None
-    accelerators_per_host: int = 8
+    accelerators_per_host: int | None = None
     world_size_max: int | None = None
     source: str = ""
 

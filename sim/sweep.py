@@ -89,7 +89,8 @@ def digest(grid: Grid) -> str:
     parts = [
         release,
         msgspec.json.encode(grid.scenario, order="sorted").decode(),
-        "" if grid.case is None else repr(grid.case),
+        *(repr(each) for each in (grid.case, grid.model, sorted(grid.hardware.items())) if each),
+        "" if grid.trace is None else str(pd.util.hash_pandas_object(grid.trace.astype(str)).sum()),
         *(show(grid.loops[name]) for name in sorted(grid.loops)),
     ]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
