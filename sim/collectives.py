@@ -76,16 +76,21 @@ class CollectiveCost:
 
 
 def _cost(time_s: float, parts: Sequence[tuple[float, Sequence[LinkLoad]]]) -> CollectiveCost:
-    """Joins phases, each with its own time: bytes add up, utilisation is of the whole."""
-    names: dict[str, list[float]] = {}
+    """Joins phases, each with its own time: of links of one kind the busiest counts, over phases bytes add up."""
+    joined: dict[str, LinkLoad] = {}
     for part_s, loads in parts:
+        busiest: dict[str, LinkLoad] = {}
         for load in loads:
-            entry = names.setdefault(load.name, [0.0, 0.0, 0.0])
-            entry[0] = max(entry[0], load.num_links)
-            entry[1] += load.bytes_per_link
-            entry[2] += load.utilisation * part_s
-    joined = tuple(LinkLoad(n, round(e[0]), e[1], e[2] / time_s if time_s else 0.0) for n, e in names.items())
-    return CollectiveCost(time_ns=s_to_ns(time_s), loads=joined)
+            if load.name not in busiest or load.utilisation > busiest[load.name].utilisation:
+                busiest[load.name] = load
+        for name, load in busiest.items():
+            before = joined.get(name, LinkLoad(name, 0, 0.0, 0.0))
+            share = load.utilisation * part_s / time_s if time_s else 0.0
+            count = max(before.num_links, load.num_links)
+            joined[name] = LinkLoad(
+                name, count, before.bytes_per_link + load.bytes_per_link, before.utilisation + share
+            )
+    return CollectiveCost(time_ns=s_to_ns(time_s), loads=tuple(joined.values()))
 
 
 class Collectives:

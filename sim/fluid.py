@@ -177,7 +177,8 @@ class FluidSystem:
         settle._ok, settle._value = True, None
         assert settle.callbacks is not None
         settle.callbacks.append(lambda _: self._solve())
-        self.env.schedule(settle, priority=EventPriority(2))  # after urgent (0) and normal (1) events of this nanosecond
+        # after the urgent (0) and normal (1) events of this nanosecond
+        self.env.schedule(settle, priority=EventPriority(2))
 
     def _solve(self) -> None:
         self._solve_at = None

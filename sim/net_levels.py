@@ -25,6 +25,7 @@ __all__ = ["Levels", "fill"]
 
 _TIE = 1e-12
 _ROUNDS = 12
+_BLOCK = 64
 
 
 def fill(routes: Ints, weight: Floats | None, capacity: Floats) -> tuple[Floats, Ints]:
@@ -73,6 +74,16 @@ def _sum_at_links(routes: Ints, weight: Floats | None, value: Floats | None, num
             factor = value if factor is None else factor * value
         total += np.bincount(hop, weights=factor, minlength=num_links + 1)
     return total
+
+
+def _forward(system: Floats, right: Floats) -> Floats:
+    """Solves a lower triangular system, in blocks too small for BLAS to start threads, which would cost more."""
+    found = np.empty(len(right))
+    for start in range(0, len(right), _BLOCK):
+        block = slice(start, min(start + _BLOCK, len(right)))
+        rest = right[block] - np.einsum("ij,j->i", system[block, :start], found[:start])
+        found[block] = dtrsv(system[block, block].T, rest, lower=0, trans=1)
+    return found
 
 
 class Levels:
@@ -169,7 +180,7 @@ class Levels:
         holding = self.holds.diagonal().take(order) > self.holding
         order = order[holding]
         system = self.holds.take(order, axis=0).take(order, axis=1)
-        found = dtrsv(system.T, self.capacity.take(order), lower=0, trans=1)
+        found = _forward(system, self.capacity.take(order))
         if not (found > 0).all():
             return False
         self.level[: self.num_links] = np.inf
@@ -190,7 +201,7 @@ class Levels:
     def _overloaded(self) -> Ints:
         """Links without a level whose flows, held back elsewhere, take more than there is."""
         level = np.where(np.isfinite(self.level[: self.num_links]), self.level[: self.num_links], 0.0)
-        load = self.holds[: self.num_links, : self.num_links] @ level
+        load = np.einsum("ij,j->i", self.holds[: self.num_links, : self.num_links], level)
         over: Ints = np.flatnonzero((load > self.capacity * (1 + _TIE)) & (level == 0))
         return over
 

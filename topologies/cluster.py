@@ -193,7 +193,7 @@ def _tiers(top: Reader) -> tuple[Tier, ...]:
 def _tier(at: Reader) -> Tier:
     kind_text = at.text("kind")
     if kind_text not in list(TierKind):
-        raise at.error("kind", f"is not known: {unknown_name('kind', kind_text, list(TierKind))}")
+        raise at.error("kind", f"is not known: {unknown_name('kind', kind_text, [kind.value for kind in TierKind])}")
     kind = TierKind(kind_text)
     trunk = kind is TierKind.TRUNK
     dimensions = at.take("dimensions", optional=True) if kind is TierKind.TORUS else None
