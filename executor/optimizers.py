@@ -58,7 +58,7 @@ def sparse_optimizer(
         raise ExecutorError(f"the learning rate must be positive, got {lr}")
 
     def sgd(rows: Tensor, moments: Tensor, grads: Tensor, step: int) -> None:  # noqa: ARG001
-        rows.sub_(grads * lr)
+        rows.add_(grads, alpha=-lr)
 
     def rowwise_adagrad(rows: Tensor, moments: Tensor, grads: Tensor, step: int) -> None:  # noqa: ARG001
         moments.add_(grads.square().mean(dim=1, keepdim=True))
