@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from nestpipe.ir import Loop, MicroBlock, Op, Stream
 
-__all__ = ["damaged_buffers", "mutants"]
+__all__ = ["damaged_buffers", "mutants", "shifted_micro_batches"]
 
 
 def mutants(loop: Loop) -> Iterator[tuple[str, Loop]]:
@@ -30,6 +30,27 @@ def damaged_buffers(loop: Loop) -> Iterator[tuple[str, Loop]]:
             for i, access in enumerate(accesses):
                 name = f"{op.kind} without {verb} {access.data} t{(access.batch or 0):+d}"
                 yield name, _with_op(loop, op, replace(op, **{verb: (*accesses[:i], *accesses[i + 1 :])}))
+
+
+def shifted_micro_batches(loop: Loop) -> Iterator[tuple[str, Loop]]:
+    """Every micro-batch offset of an op or a wait changed by one; an op takes its own accesses along."""
+    for op in loop.ops:
+        if op.micro_batch is None:
+            continue
+        for by in (-1, 1):
+            micro_batch = op.micro_batch + by
+            own = {
+                verb: tuple(
+                    a if a.micro_batch is None else replace(a, micro_batch=micro_batch) for a in getattr(op, verb)
+                )
+                for verb in ("reads", "writes")
+            }
+            yield f"{op.kind} m{micro_batch:+d}", _with_op(loop, op, replace(op, micro_batch=micro_batch, **own))
+            for i, ref in enumerate(op.after):
+                if isinstance(ref.micro_batch, int):
+                    new = replace(ref, micro_batch=ref.micro_batch + by)
+                    name = f"{op.kind} after {ref.kind} m{ref.micro_batch + by:+d}"
+                    yield name, _with_op(loop, op, replace(op, after=(*op.after[:i], new, *op.after[i + 1 :])))
 
 
 def _with_op(loop: Loop, old: Op, new: Op) -> Loop:

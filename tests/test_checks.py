@@ -257,6 +257,18 @@ def test_dense_update_deferred_to_the_next_batch_is_stale() -> None:
     assert report.allowed(1)
 
 
+def test_forward_that_sees_its_own_update_breaks_the_frozen_window() -> None:
+    loop = parse(
+        "loop v1 late micro_batches=1\n  buffer activations device slots=1\n  buffer dense_grads device slots=1\n"
+        "  stream c on compute\n    for m\n      recv t m  writes activations\n"
+        "      backward t m  reads activations, dense  writes dense_grads\n"
+        "    update t  reads dense_grads, dense  writes dense\n"
+        "    for m\n      forward t m  reads dense\n"
+    )
+    assert rules_of(loop) == ["frozen-window"]
+    assert check(loop).verdict is Verdict.RACE
+
+
 def test_missing_wait_before_a_buffer_is_reused(golden: Golden) -> None:
     loop = changed("nestpipe", ("after read t+3, backward t-1 *", "after read t+3"))
     assert check(loop).verdict is Verdict.RACE

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nestpipe.checks import check, check_programs
+from nestpipe.checks import check, check_programs, num_batches_to_check, num_micro_batches_to_check
 from nestpipe.errors import ScheduleError
 from nestpipe.ir import Loop, Program, unroll, with_micro_batches
 from nestpipe.schedules import load, names
 from nestpipe.verdicts import Report, Verdict
 from tests.oracle_interleavings import Outcome, explore
-from tests.schedule_mutants import damaged_buffers, mutants
+from tests.schedule_mutants import damaged_buffers, mutants, shifted_micro_batches
 
 SAFE = (Verdict.SYNCHRONOUS, Verdict.STALE)
 SAMPLE_STRIDE = 6
@@ -24,6 +24,10 @@ def small(name: str) -> Loop:
     """The schedule with two micro-batches, if it is about micro-batches at all."""
     loop = load(name)
     return with_micro_batches(loop, min(2, loop.micro_batches))
+
+
+def every_damage(loop: Loop) -> list[tuple[str, Loop]]:
+    return [*mutants(loop), *damaged_buffers(loop), *shifted_micro_batches(loop)]
 
 
 def stale_distances(found: Outcome | Report) -> dict[int, int]:
@@ -107,8 +111,9 @@ def test_oracle_runs_ranks_at_different_speeds_and_sees_overlap() -> None:
 @settings(max_examples=40)
 @given(name=st.sampled_from(names()), first=st.integers(min_value=0), second=st.integers(min_value=0))
 def test_schedules_damaged_twice_are_judged_as_all_interleavings_show(name: str, first: int, second: int) -> None:
-    once = [loop for _, loop in (*mutants(small(name)), *damaged_buffers(small(name)))]
-    twice = [*mutants(once[first % len(once)]), *damaged_buffers(once[first % len(once)])]
+    once = every_damage(small(name))
+    _, damaged = once[first % len(once)]
+    twice = every_damage(damaged)
     assert not all_disagreements([twice[second % len(twice)]], 3, complete=False)
 
 
@@ -120,5 +125,27 @@ def test_every_damaged_schedule_is_judged_as_all_interleavings_show(name: str) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", names())
-def test_every_buffer_and_access_damage_is_judged_as_all_interleavings_show(name: str) -> None:
-    assert not all_disagreements(list(damaged_buffers(small(name))), 5, complete=False)
+def test_every_other_damage_is_judged_as_all_interleavings_show(name: str) -> None:
+    damaged = [*damaged_buffers(small(name)), *shifted_micro_batches(small(name))]
+    assert not all_disagreements(damaged, 5, complete=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", names())
+def test_longer_programs_of_damaged_schedules_show_nothing_new(name: str) -> None:
+    for what, loop in mutants(small(name)):
+        report = check(loop)
+        for more in (1, 2, 5) if report.verdict in SAFE else ():
+            longer = check_programs((unroll(loop, num_batches_to_check(loop) + more),))
+            assert (longer.verdict, stale_distances(longer)) == (report.verdict, stale_distances(report)), what
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("micro_batches", [7, 8])
+@pytest.mark.parametrize("name", ["fwp", "nestpipe"])
+def test_more_micro_batches_than_are_checked_show_nothing_new(name: str, micro_batches: int) -> None:
+    for what, loop in every_damage(with_micro_batches(load(name), micro_batches)):
+        if check(loop).verdict is not Verdict.MALFORMED:
+            reduced = with_micro_batches(loop, num_micro_batches_to_check(loop))
+            report, full = (check_programs((unroll(of, 6),)) for of in (reduced, loop))
+            assert (full.verdict, full.staleness) == (report.verdict, report.staleness), what
