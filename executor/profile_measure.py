@@ -130,17 +130,21 @@ def measure_costs(
     variants = sorted({run.config.variant for run in runs})
     source = f"measured on {platform.node() or 'this host'}, median of ops in serial runs"
     rows = [cost_rows([each for each in runs if each.config.variant == name], source=source) for name in variants]
+    cores = len(os.sched_getaffinity(0))
+    interference = _interference(pairs, plan)
     meta = {
         **conditions,
         "measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began)),
         "duration_s": round(time.time() - began, 1),
         "world_size": world_size,
         "burst_bytes": burst_bytes,
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": cores,
         "load_average": _loads(runs),
         **_lane_gaps(runs),
-        "repeatability_cv": _repeatability(runs, len(plan.workloads) * len(plan.devices)),
-        "interference": _interference(pairs, plan),
+        "repeatability_cv": _repeatability(runs),
+        "interference": interference,
+        "collective_cores": _collective_cores(interference, world_size, cores),
+        "transfer_cores": _transfer_cores(interference),
         "configurations": [{**asdict(config), "schedule": "serial"} for config in plan.configs()],
         "rates_bits_per_s": list(plan.rates_bits_per_s),
     }
@@ -164,13 +168,12 @@ def _lane_gaps(runs: Sequence[ProfiledRun]) -> dict[str, Any]:
     }
 
 
-def _repeatability(runs: Sequence[ProfiledRun], per_rate: int) -> float | None:
+def _repeatability(runs: Sequence[ProfiledRun]) -> float | None:
     """Coefficient of variation of the step time over repeated runs of one configuration; None without repeats."""
     steps: dict[str, list[float]] = {}
     for run in runs:
         steps.setdefault(run.name, []).append(measure(from_frame(run.frame)).step_latency_ms)
     spreads = [np.std(times, ddof=1) / np.mean(times) for times in steps.values() if len(times) > 1]
-    del per_rate
     return float(np.sqrt(np.mean(np.square(spreads)))) if spreads else None
 
 
@@ -198,6 +201,25 @@ def _interference(pairs: pd.DataFrame, plan: Plan) -> list[dict[str, Any]]:
                     }
                 )
     return found
+
+
+def _collective_cores(interference: Sequence[Mapping[str, Any]], world_size: int, cores: int) -> float:
+    """Cores that a rank's part of a collective takes: so many that two at once are as slow as measured.
+
+    Two collectives at once on every rank of one host take 2 x ranks x share of its cores.
+    """
+    slow = [row["slowdown"] for row in interference if row["pair"].startswith("all_reduce with")]
+    return float(min(max(np.mean(slow), 0.0) * cores / (2 * world_size), 1.0)) if slow else 1.0
+
+
+def _transfer_cores(interference: Sequence[Mapping[str, Any]]) -> float:
+    """Cores that a flow takes at full rate: what computing lost while rows were on their way, where that is real."""
+    slow = [
+        row["slowdown"] - 1.0
+        for row in interference
+        if row["compute"] == "real" and row["pair"].startswith("forward and backward with") and row["kind"] == "forward"
+    ]
+    return float(max(np.mean(slow), 0.0)) if slow else 0.0
 
 
 def _times(frame: pd.DataFrame) -> dict[OpKind, float]:

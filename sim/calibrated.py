@@ -43,6 +43,8 @@ class Machine:
         link_bytes_per_s: rate of each rank's NIC, each way.
         burst_bytes: what an idle NIC lets through at once.
         cores: cores that all ranks share; None if nothing is short of them.
+        run_to_completion: whether what has a core keeps it until it is done and others queue, as real-time threads do;
+            else all that is ready shares the cores evenly.
         collective_cores: cores that a rank's part of a collective takes before the wire (packing, system calls).
         transfer_cores: cores that a flow takes at the full rate of its link.
         handoff_ns: from the end of an op to the start of one that waited for it on another stream.
@@ -52,6 +54,7 @@ class Machine:
     link_bytes_per_s: tuple[float, ...]
     burst_bytes: float = 0.0
     cores: float | None = None
+    run_to_completion: bool = False
     collective_cores: float = 1.0
     transfer_cores: float = 0.0
     handoff_ns: int = 0
@@ -115,6 +118,7 @@ class _Run:
 
     env: simpy.Environment
     shares: _Shares
+    queue: simpy.Resource | None
     lane_end: dict[tuple[int, int], int] = field(default_factory=dict)
     links: list[_Bucket] = field(default_factory=list)
 
@@ -219,8 +223,12 @@ class CalibratedCosts:
         cores = _UNLIMITED if machine.cores is None else machine.cores
         lanes = [1.0] * (machine.world_size * len(self.program.streams))
         self.gaps.clear()
+        queue = None
+        if machine.run_to_completion and machine.cores is not None:
+            queue = simpy.Resource(env, capacity=max(round(machine.cores), 1))
         return _Run(
             env=env,
+            queue=queue,
             shares=_Shares(env, [*rates, *rates, cores, *lanes]),
             links=[
                 _Bucket(rate=rate, size=machine.burst_bytes, tokens=machine.burst_bytes) for rate in (*rates, *rates)
@@ -236,24 +244,48 @@ class CalibratedCosts:
 
     def _compute(self, run: _Run, work: _Local) -> Generator[simpy.Event, Any, None]:
         yield run.env.timeout(self._gap(run, work.rank, work.lane, work.op))
-        parts: list[simpy.Event] = []
+        ready = run.env.now
+        began = run.env.now
+        if run.queue is not None and work.busy_ns > 0:
+            with run.queue.request() as core:
+                yield core
+                began = run.env.now
+                self.gaps[work.rank, work.op] += int(began - ready)
+                yield run.env.timeout(round(work.busy_ns))
+        elif work.busy_ns > 0:
+            yield self._on_cores(run, work.rank, work.lane, work.busy_ns, 1.0)
         if self.busy is not None:
-            parts.append(run.env.timeout(round(work.time_ns)))
-        if work.busy_ns > 0:
-            parts.append(self._on_cores(run, work.rank, work.lane, work.busy_ns, 1.0))
-        yield run.env.all_of(parts)
+            yield run.env.timeout(max(int(began) + round(work.time_ns) - int(run.env.now), 0))
         run.lane_end[work.rank, work.lane] = int(run.env.now)
 
     def _exchange(self, run: _Run, work: _Exchange) -> Generator[simpy.Event, Any, None]:
         gaps = [self._gap(run, rank, work.lane, work.op) for rank in work.ranks]
         yield run.env.timeout(max(gaps))
         if work.local_ns > 0:
-            cores = self.machine.collective_cores
-            yield run.env.all_of([self._on_cores(run, rank, work.lane, work.local_ns, cores) for rank in work.ranks])
+            part = self._queued if run.queue is not None else self._shared
+            yield run.env.all_of([part(run, rank, work) for rank in work.ranks])
         if work.traffic is not None:
             yield from self._flows(run, work)
         for rank in work.ranks:
             run.lane_end[rank, work.lane] = int(run.env.now)
+
+    def _shared(self, run: _Run, rank: int, work: _Exchange) -> simpy.Event:
+        """A rank's local part of a collective on cores that are shared evenly."""
+        return self._on_cores(run, rank, work.lane, work.local_ns, self.machine.collective_cores)
+
+    def _queued(self, run: _Run, rank: int, work: _Exchange) -> simpy.Event:
+        """A rank's local part of a collective: part of it with a core, which it queues for, the rest waiting."""
+        return run.env.process(self._queue_for_core(run, rank, work))
+
+    def _queue_for_core(self, run: _Run, rank: int, work: _Exchange) -> Generator[simpy.Event, Any, None]:
+        assert run.queue is not None, "only where ops run to completion"
+        ready = run.env.now
+        with run.queue.request() as core:
+            yield core
+            self.gaps[rank, work.op] += int(run.env.now - ready)
+            busy_ns = round(work.local_ns * self.machine.collective_cores)
+            yield run.env.timeout(busy_ns)
+        yield run.env.timeout(max(round(work.local_ns) - busy_ns, 0))
 
     def _on_cores(self, run: _Run, rank: int, lane: int, time_ns: float, cores: float) -> simpy.Event:
         """Work of one lane that takes `time_ns` alone and `cores` of the shared cores while it runs."""

@@ -60,6 +60,7 @@ def machine_of(table: CostTable, rates_bits_per_s: Sequence[int]) -> Machine:
             link_bytes_per_s=tuple(rate / BITS_PER_BYTE for rate in rates_bits_per_s),
             burst_bytes=float(meta["burst_bytes"]),
             cores=float(meta["cores"]),
+            run_to_completion="realtime" in str(meta.get("priority", "")),
             collective_cores=float(meta["collective_cores"]),
             transfer_cores=float(meta["transfer_cores"]),
             handoff_ns=int(meta["handoff"]["p50_ns"]),
@@ -104,7 +105,7 @@ def predict(
     metrics = measure(timeline, global_batch=config.batch_size * machine.world_size)
     generator = np.random.default_rng(seed)
     steps = []
-    repeat_cv = float(table.meta.get("repeatability_cv", 0.0))
+    repeat_cv = float(table.meta.get("repeatability_cv") or 0.0)
     for draw in range(draws):
         drawn = _fits(CostTable(rows=resample(table.rows, generator), meta=table.meta), config.variant, kinds)
         spread = {kind: fit.spread / _QUARTILE for kind, fit in fits.items()}

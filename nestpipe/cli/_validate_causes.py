@@ -1,0 +1,138 @@
+"""Why a prediction was off: the measured times put into the simulation in turn, cause by cause.
+
+Both Timelines are taken apart into what ops took, what collectives took once all had arrived, and how long lanes needed
+to start what was ready. A replay puts such parts together again in the schedule's order. Replacing one part after the
+other, from the predicted to the measured, moves the step from the predicted to the measured: each move is a cause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import simpy
+
+from nestpipe.ir import COLLECTIVES, Op, OpKind, Program, Resource
+from nestpipe.metrics import measure
+from nestpipe.timeline import Timeline
+from sim.engine import simulate
+from sim.folding import World
+
+__all__ = ["CAUSES", "split_error"]
+
+#: op_cost: local ops of another length. interference: collectives of another length. hand_over: lanes that start ready
+#: ops later or sooner. skew: ranks and batches that differ from their mean. order: what no replay explains.
+CAUSES: Final = ("op_cost", "interference", "hand_over", "skew", "order")
+Float64 = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts:
+    """A Timeline taken apart; arrays float64 (ranks, ops) in program order, nanoseconds.
+
+    local: what local ops took. transfer: what collectives took from the last arrival. gap: from ready to started.
+    """
+
+    local: Float64
+    transfer: Float64
+    gap: Float64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Replay:
+    """Costs that are given: the gap before an op is part of it."""
+
+    program: Program
+    parts: _Parts
+    index: dict[tuple[OpKind, int, int | None], int]
+
+    def colours(self, world_size: int) -> Sequence[int]:
+        return range(world_size)
+
+    def local(self, ops: Sequence[Op], rank: int) -> Sequence[Any]:
+        total = self.parts.local[rank] + self.parts.gap[rank]
+        return [None if op.kind in COLLECTIVES else round(total[number]) for number, op in enumerate(ops)]
+
+    def collective(self, op: Op, resource: Resource, ranks: Sequence[int], group_size: int) -> int:  # noqa: ARG002
+        number = self.index[op.kind, op.batch, op.micro_batch]
+        rows = list(ranks)
+        return round(float(self.parts.transfer[rows, number].max() + self.parts.gap[rows, number].max()))
+
+    def start(self, env: simpy.Environment, work: Any) -> simpy.Event:  # noqa: ARG002
+        raise TypeError(f"a replay has whole nanoseconds only, got {work!r}")
+
+
+def split_error(program: Program, predicted: Timeline, measured: Timeline) -> dict[str, float]:
+    """The difference measured - predicted of the step latency in milliseconds, by cause; the causes sum to it.
+
+    Args:
+        program: what both ran, every rank of one host or cluster.
+        predicted, measured: its Timelines.
+    """
+    before, after = _take_apart(program, predicted), _take_apart(program, measured)
+    kinds = pd.Series([(op.kind.value, -1 if op.micro_batch is None else op.micro_batch) for op in program.ops])
+    mean = _Parts(local=_mean(after.local, kinds), transfer=_mean(after.transfer, kinds), gap=_mean(after.gap, kinds))
+    stages = [
+        before,
+        replace(before, local=mean.local),
+        replace(before, local=mean.local, transfer=mean.transfer),
+        mean,
+        after,
+    ]
+    world_size = len(measured.ranks)
+    steps = [_step_ms(program, parts, world_size) for parts in stages]
+    moves = dict(zip(CAUSES, np.diff(steps).tolist(), strict=False))
+    # what the replay of the predicted parts itself does not reproduce belongs to the order, too
+    total = measure(measured).step_latency_ms - measure(predicted).step_latency_ms
+    return {**moves, "order": total - sum(moves.values())}
+
+
+def _take_apart(program: Program, timeline: Timeline) -> _Parts:
+    ops = program.ops
+    key = ["kind", "batch", "micro_batch"]
+    columns = timeline.ops.assign(column=range(len(timeline.ops)), micro_batch=timeline.ops["micro_batch"].fillna(-1))
+    where = {
+        (str(kind), int(batch), int(micro)): int(column)
+        for kind, batch, micro, column in columns[[*key, "column"]].itertuples(index=False)
+    }
+    order = [where[op.kind.value, op.batch, -1 if op.micro_batch is None else op.micro_batch] for op in ops]
+    start, end = timeline.start_ns[:, order].astype(np.float64), timeline.end_ns[:, order].astype(np.float64)
+    collective = np.array([op.kind in COLLECTIVES for op in ops])
+    transfer = np.where(collective, np.maximum(end.max(axis=0) - start.max(axis=0), 0.0), 0.0)
+    return _Parts(
+        local=np.where(collective, 0.0, end - start),
+        transfer=np.broadcast_to(transfer, start.shape),
+        gap=_gaps(program, start, end),
+    )
+
+
+def _gaps(program: Program, start: Float64, end: Float64) -> Float64:
+    """From the moment an op could start, by its stream and by what it waits for, to its start."""
+    ops = program.ops
+    index = {op.ref: number for number, op in enumerate(ops)}
+    ready = np.zeros_like(start)
+    number = 0
+    for stream in program.streams:
+        for position, op in enumerate(stream.ops):
+            before = [number - 1] if position else []
+            waits = [*before, *(index[ref] for ref in op.after)]
+            if waits:
+                ready[:, number] = end[:, waits].max(axis=1)
+            number += 1
+    return np.maximum(start - ready, 0.0)
+
+
+def _mean(values: Float64, groups: pd.Series[Any]) -> Float64:
+    """Each value replaced by the mean over ranks and steady batches of its kind and micro-batch."""
+    table = pd.DataFrame(values.T).groupby(groups.to_numpy()).transform("mean").mean(axis=1)
+    return np.broadcast_to(table.to_numpy(dtype=np.float64), values.shape)
+
+
+def _step_ms(program: Program, parts: _Parts, world_size: int) -> float:
+    index = {(op.kind, op.batch, op.micro_batch): number for number, op in enumerate(program.ops)}
+    costs = _Replay(program=program, parts=parts, index=index)
+    return measure(simulate(program, costs, World(world_size=world_size), fold_ranks=False)).step_latency_ms

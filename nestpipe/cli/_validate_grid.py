@@ -1,0 +1,89 @@
+"""The grids on which predictions are tested. None of their workloads, seeds or link rates is profiled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from executor.profile_run import RunConfig
+from executor.testbed_emulate import EmulatedDevice
+from nestpipe.errors import CaseError, unknown_name
+
+__all__ = ["GRIDS", "Point", "grid", "names"]
+
+SCHEDULES: Final = ("sync", "sparse_dist", "dbp", "fwp", "nestpipe")
+_STEPS: Final = 14
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A configuration and the link rate at which it runs."""
+
+    config: RunConfig
+    rate_bits_per_s: int
+
+
+#: For each grid its seed and its workloads: micro-batches, batch per rank, width, link rate in Mbit/s. The first grid
+#: was used to find what the model lacked; the others are for a model that stands.
+GRIDS: Final[dict[str, tuple[int, tuple[tuple[int, int, int, int], ...]]]] = {
+    "first": (
+        7,
+        (
+            *((4, 128, 96, 200), (2, 96, 32, 400), (8, 512, 32, 1000), (4, 384, 192, 200)),
+            *((8, 384, 192, 400), (4, 512, 128, 1000), (2, 320, 224, 500)),
+        ),
+    ),
+    "second": (
+        11,
+        (
+            *((4, 192, 80, 250), (2, 448, 48, 300), (8, 576, 40, 800), (4, 320, 240, 350)),
+            *((8, 416, 144, 200), (4, 608, 112, 900), (2, 224, 208, 600)),
+        ),
+    ),
+    "third": (
+        13,
+        (
+            *((4, 288, 176, 220), (8, 352, 72, 450), (2, 144, 120, 1000), (4, 544, 56, 400)),
+            *((8, 480, 216, 550), (4, 208, 248, 700), (2, 400, 88, 280)),
+        ),
+    ),
+    "quick": (17, ((4, 192, 72, 250),)),
+    "heavy": (19, ((8, 480, 232, 200),)),
+}
+
+
+def names() -> tuple[str, ...]:
+    """The names of the grids."""
+    return tuple(GRIDS)
+
+
+def grid(name: str, device: EmulatedDevice | None, *, schedules: tuple[str, ...] = SCHEDULES) -> list[Point]:
+    """The points of a grid: every schedule on every workload.
+
+    Args:
+        name: one of `names()`.
+        device: an emulated device, or None to compute for real.
+        schedules: which.
+
+    Raises:
+        CaseError: if there is no such grid.
+    """
+    if name not in GRIDS:
+        raise CaseError(unknown_name("grid", name, GRIDS))
+    seed, workloads = GRIDS[name]
+    return [
+        Point(
+            config=RunConfig(
+                schedule=schedule,
+                micro_batches=micro_batches,
+                batch_size=batch_size,
+                dim=dim,
+                steps=_STEPS,
+                seed=seed,
+                device=device,
+            ),
+            rate_bits_per_s=rate * 1_000_000,
+        )
+        for micro_batches, batch_size, dim, rate in workloads
+        for schedule in schedules
+    ]

@@ -1,0 +1,97 @@
+"""Where configurations run for real: on a testbed made here, or on the ranks that torchrun has started."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import pandas as pd
+
+from executor.profile_run import RunConfig
+from nestpipe.errors import CaseError
+
+__all__ = ["Bench", "bench"]
+
+#: What an idle shaped link lets through at once.
+BURST_BYTES: Final = 262_144
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """Something that runs configurations.
+
+    Attributes:
+        run: configurations and a link rate in bit/s to a table of spans.
+        world_size: number of ranks.
+        first: whether this process is the one that reports (rank 0, or the only one).
+        conditions: how it runs, for the provenance of results.
+        burst_bytes: what an idle link lets through at once.
+    """
+
+    run: Callable[[Sequence[RunConfig], int], pd.DataFrame]
+    world_size: int
+    first: bool
+    conditions: dict[str, object]
+    burst_bytes: int
+
+
+@contextmanager
+def bench(*, world_size: int, realtime: bool, backend: str, device: str, timeout_s: float) -> Iterator[Bench]:
+    """The ranks of torchrun where it started this process, else a testbed per call.
+
+    Args:
+        world_size: ranks of a testbed; torchrun says its own.
+        realtime: run testbed ranks before everything else on the machine.
+        backend, device: for torchrun's ranks.
+        timeout_s: of each list of configurations.
+    """
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        yield from _torchrun(backend, device, timeout_s)
+        return
+    from executor.profile_driver import run_on_testbed
+    from executor.testbed import TestbedError, refusal
+
+    reason = refusal()
+    if reason is not None:
+        raise TestbedError(f"{reason}; on a cluster start this command with torchrun instead")
+    if world_size < 2:
+        raise CaseError(f"--world-size must be at least 2, got {world_size}")
+
+    def run(configs: Sequence[RunConfig], rate: int) -> pd.DataFrame:
+        print(f"running {len(configs)} configurations on {world_size} ranks at {rate / 1e6:g} Mbit/s", file=sys.stderr)
+        return run_on_testbed(
+            configs, [rate] * world_size, burst_bytes=BURST_BYTES, realtime=realtime, timeout_s=timeout_s
+        )
+
+    conditions: dict[str, object] = {
+        "bench": "network namespaces, tbf on both ends of each link",
+        "priority": "realtime (SCHED_RR)" if realtime else "normal",
+        "backend": "gloo",
+        "device": "cpu",
+    }
+    yield Bench(run=run, world_size=world_size, first=True, conditions=conditions, burst_bytes=BURST_BYTES)
+
+
+def _torchrun(backend: str, device: str, timeout_s: float) -> Iterator[Bench]:
+    import torch
+
+    from executor.profile_run import run_configs
+    from executor.world import join_world
+
+    torch.set_num_threads(1)
+    world = join_world(backend=backend, device=device, timeout_s=timeout_s)
+    conditions: dict[str, object] = {"bench": "torchrun", "priority": "normal", "backend": backend, "device": device}
+    try:
+        yield Bench(
+            run=lambda configs, _: run_configs(world, configs),
+            world_size=world.world_size,
+            first=world.rank == 0,
+            conditions=conditions,
+            burst_bytes=0,
+        )
+    finally:
+        world.leave()

@@ -1,0 +1,116 @@
+"""`nestpipe profile`: measure what ops cost on the devices at hand."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nestpipe.cli._common import Format, write_text
+
+if TYPE_CHECKING:
+    from executor.testbed_emulate import EmulatedDevice
+    from traces.cost_table import CostTable
+
+__all__ = ["Compute", "devices_of", "profile"]
+
+
+class Compute(StrEnum):
+    """Who computes: the CPU or GPU at hand, or waits of calibrated length."""
+
+    REAL = "real"
+    EMULATED = "emulated"
+
+
+def devices_of(compute: Compute) -> tuple[EmulatedDevice | None, ...]:
+    """What has to be profiled: emulated ops keep a core busy for as long as their real work takes, so both."""
+    from executor.testbed_emulate import EmulatedDevice
+
+    return (None,) if compute is Compute.REAL else (EmulatedDevice(), None)
+
+
+def profile(
+    out: Annotated[Path, typer.Option("--out", help="The cost table to write (JSON).")] = Path("out/costs.json"),
+    world_size: Annotated[int, typer.Option(help="Ranks of the testbed.")] = 2,
+    compute: Annotated[Compute, typer.Option(help="Whether compute is real or emulated.")] = Compute.EMULATED,
+    rate: Annotated[
+        list[float] | None, typer.Option("--rate-mbit-per-s", help="Link rates to profile at; may be repeated.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A minute, not several.")] = False,
+    realtime: Annotated[bool, typer.Option(help="Run ranks before everything else on the machine.")] = True,
+    backend: Annotated[str, typer.Option(help="Under torchrun: the backend.")] = "gloo",
+    device: Annotated[str, typer.Option(help="Under torchrun: cpu or cuda.")] = "cpu",
+    timeout_s: Annotated[float, typer.Option(help="End a list of runs after this many seconds.")] = 600.0,
+    output: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TEXT,
+) -> None:
+    """Measure op costs: serial runs over sizes and link rates, and pairs of ops at the same time.
+
+    Runs on a testbed of network namespaces made for it (Linux, root), or on the ranks of torchrun if that started it.
+    """
+    from dataclasses import replace
+
+    from executor.profile_measure import full_plan, measure_costs, quick_plan
+    from nestpipe.cli._validate_run import bench
+
+    plan = (quick_plan if quick else full_plan)(devices_of(compute))
+    if rate:
+        plan = replace(plan, rates_bits_per_s=tuple(round(each * 1e6) for each in rate))
+    with bench(world_size=world_size, realtime=realtime, backend=backend, device=device, timeout_s=timeout_s) as here:
+        table = measure_costs(
+            plan,
+            here.run,
+            world_size=here.world_size,
+            burst_bytes=here.burst_bytes,
+            conditions={**here.conditions, "compute": compute.value, "plan": "quick" if quick else "full"},
+        )
+        if here.first:
+            write_text(out, table.to_json())
+            _show(table, out, output)
+
+
+def _show(table: CostTable, out: Path, output: Format) -> None:
+    from nestpipe.ir import OpKind
+    from traces.cost_table import COST_COLUMNS, costs_of, fit_kind
+
+    if output is Format.CSV:
+        typer.echo(table.rows[list(COST_COLUMNS)].to_csv(index=False), nl=False)
+        return
+    variants = sorted(set(table.rows["variant"]))
+    pairs = [(variant, OpKind(kind)) for variant in variants for kind in sorted(set(table.rows["kind"]))]
+    fits = [fit_kind(table.rows, kind, variant, costs_of(kind)) for variant, kind in pairs]
+    if output is Format.JSON:
+        rows = [
+            {
+                "variant": fit.variant,
+                "kind": fit.kind.value,
+                "coefficients_ns": dict(fit.coefficients),
+                "fit_error": fit.error,
+                "spread": fit.spread,
+                "points": fit.num_points,
+                "status": "fitted",
+            }
+            for fit in fits
+        ]
+        typer.echo(json.dumps({"cost_table": str(out), "digest": table.digest, "meta": dict(table.meta), "rows": rows}))
+        return
+    meta = table.meta
+    typer.echo(
+        f"cost table {out} (digest {table.digest}): {len(table.rows)} rows measured in {meta['duration_s']} s, "
+        f"{meta['world_size']} ranks, load average {meta['load_average']['median']:.1f}"
+    )
+    typer.echo("fitted cost of an op, ns = sum of coefficient x size; error and spread are relative")
+    for fit in fits:
+        terms = " + ".join(f"{value:.4g} {name}" for name, value in fit.coefficients.items() if value)
+        typer.echo(
+            f"  {fit.variant.split()[0]:<9}{fit.kind:<19} {terms:<58} error {fit.error:.3f} spread {fit.spread:.3f}"
+        )
+    hand = {name: meta[name]["p50_ns"] / 1000 for name in ("handoff", "issue")}
+    typer.echo(
+        f"hand-over to a waiting lane {hand['handoff']:.0f} us, to a lane's next op {hand['issue']:.0f} us (measured)"
+    )
+    typer.echo("interference, time together over time alone (measured)")
+    for row in meta["interference"]:
+        typer.echo(f"  {row['compute']:<9}{row['pair']:<44} {row['kind']:<19} {row['slowdown']:.2f}")

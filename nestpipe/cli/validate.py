@@ -1,0 +1,241 @@
+"""`nestpipe validate`: predict, then run for real, and say how far the prediction was off and why."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nestpipe.cli._common import Format, output_dir, progress, provenance, write_text
+from nestpipe.cli.profile import Compute
+from nestpipe.errors import TraceError
+
+if TYPE_CHECKING:
+    from nestpipe.cli._validate_compare import Outcome
+    from nestpipe.cli._validate_grid import Point
+    from nestpipe.cli._validate_predict import Prediction
+    from nestpipe.cli._validate_run import Bench
+    from traces.cost_table import CostTable
+
+__all__ = ["validate"]
+
+_CAUSES_SHOWN = 3
+
+
+def validate(
+    costs: Annotated[Path, typer.Option("--costs", help="The cost table, as 'nestpipe profile' writes it.")] = Path(
+        "out/costs.json"
+    ),
+    grid: Annotated[
+        str, typer.Option("--grid", help="Which configurations: first, second, third, quick or heavy.")
+    ] = "quick",
+    compute: Annotated[Compute, typer.Option(help="Whether compute is real or emulated.")] = Compute.EMULATED,
+    world_size: Annotated[int, typer.Option(help="Ranks of the testbed.")] = 2,
+    repeats: Annotated[int, typer.Option(min=1, help="How often each configuration runs; the median counts.")] = 3,
+    draws: Annotated[int, typer.Option(min=2, help="Simulations behind each predicted interval.")] = 12,
+    seed: Annotated[int, typer.Option(help="Seed of these simulations.")] = 0,
+    out: Annotated[Path, typer.Option("--out", help="Folder for predictions, results and plots.")] = Path(
+        "out/validate"
+    ),
+    history: Annotated[
+        Path | None, typer.Option("--history", help="File that a line with the summary is appended to.")
+    ] = None,
+    tolerance: Annotated[
+        float, typer.Option(help="Largest allowed mean absolute error of the step latency; beyond it, exit 1.")
+    ] = 0.05,
+    realtime: Annotated[bool, typer.Option(help="Run ranks before everything else on the machine.")] = True,
+    backend: Annotated[str, typer.Option(help="Under torchrun: the backend.")] = "gloo",
+    device: Annotated[str, typer.Option(help="Under torchrun: cpu or cuda.")] = "cpu",
+    rate: Annotated[
+        float | None, typer.Option("--rate-mbit-per-s", help="Link rate, where it is given and cannot be shaped.")
+    ] = None,
+    timeout_s: Annotated[float, typer.Option(help="End the runs at one link rate after this many seconds.")] = 600.0,
+    output: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TEXT,
+) -> None:
+    """Predict every configuration of a grid, write the predictions down, run them all, and compare op by op.
+
+    Exit 1 if the mean absolute error of the step latency is beyond the tolerance.
+    """
+    from dataclasses import replace
+
+    from executor.profile import check_separate
+    from executor.testbed_emulate import EmulatedDevice
+    from nestpipe.cli._validate_compare import compare, kind_errors, prediction_rows, summarise
+    from nestpipe.cli._validate_grid import grid as grid_of
+    from nestpipe.cli._validate_run import bench
+    from traces.cost_table import read_cost_table
+
+    table = read_cost_table(costs)
+    points = grid_of(grid, None if compute is Compute.REAL else EmulatedDevice())
+    if rate is not None:
+        points = [replace(point, rate_bits_per_s=round(rate * 1e6)) for point in points]
+    check_separate(table.meta.get("configurations", []), [point.config for point in points])
+    with bench(world_size=world_size, realtime=realtime, backend=backend, device=device, timeout_s=timeout_s) as here:
+        predictions = _predict(points, table, here.world_size, draws, seed)
+        facts = provenance(
+            cost_table=str(costs), cost_table_digest=table.digest, seed=seed, grid=grid, **here.conditions
+        )
+        if here.first:
+            # on disk before anything runs, so that nobody need take our word for it
+            text = json.dumps({"provenance": facts, "rows": prediction_rows(points, predictions)}, indent=1)
+            write_text(output_dir(out) / "predictions.json", text)
+        outcomes = _run(points, predictions, here, repeats, out)
+        if not here.first:
+            return
+    rows = compare(outcomes)
+    summary = {"grid": grid, "compute": compute.value, "world_size": here.world_size, **summarise(rows)}
+    result = {
+        "provenance": facts,
+        "summary": summary,
+        "kinds": kind_errors(outcomes).to_dict("records"),
+        "rows": [{**row, "status": "predicted"} for row in rows.to_dict("records")],
+    }
+    write_text(out / "validation.json", json.dumps(result, indent=1, default=_plain))
+    write_text(out / "validation.csv", rows.to_csv(index=False))
+    _draw(rows, outcomes, out)
+    if history is not None:
+        _append(history, {"commit": _commit(), "grid": grid, "compute": compute.value, **summary}, out)
+    _print(result, output)
+    if summary["mean_absolute_error"] > tolerance:
+        raise typer.Exit(1)
+
+
+def _predict(points: Sequence[Point], table: CostTable, world_size: int, draws: int, seed: int) -> list[Prediction]:
+    from dataclasses import replace
+
+    from executor.profile_run import sizes_of_run
+    from nestpipe.cli._validate_predict import machine_of, predict
+
+    known: dict[object, Any] = {}
+    found = []
+    with progress(len(points)) as tell:
+        for point in points:
+            tell(f"predicting {point.config.schedule}")
+            key = replace(point.config, schedule="sync")  # sizes do not depend on the schedule
+            if key not in known:
+                known[key] = sizes_of_run(point.config, world_size)
+            machine = machine_of(table, [point.rate_bits_per_s] * world_size)
+            found.append(predict(point.config, table, machine, draws=draws, seed=seed, sizes=known[key]))
+    return found
+
+
+def _run(
+    points: Sequence[Point], predictions: Sequence[Prediction], here: Bench, repeats: int, out: Path
+) -> list[Outcome]:
+    """Run all points of a link rate one after the other, then all of them again, so that repeats lie apart.
+
+    The spans are kept in the folder `out`, with the point and the repeat that they belong to.
+    """
+    import pandas as pd
+
+    from nestpipe.cli._validate_compare import outcome_of
+
+    outcomes, frames = {}, []
+    for rate in sorted({point.rate_bits_per_s for point in points}):
+        chosen = [number for number, point in enumerate(points) if point.rate_bits_per_s == rate]
+        frame = here.run([points[number].config for number in chosen] * repeats, rate)
+        numbers = pd.Series(chosen * repeats)
+        frames.append(frame.assign(point=frame["run"].map(numbers), repeat=frame["run"] // len(chosen)))
+        for place, number in enumerate(chosen):
+            runs = [frame[frame["run"] == place + again * len(chosen)] for again in range(repeats)]
+            outcomes[number] = outcome_of(points[number], predictions[number], runs)
+    if here.first:
+        pd.concat(frames, ignore_index=True).to_parquet(out / "spans.parquet")
+    return [outcomes[number] for number in range(len(points))]
+
+
+def _draw(rows: Any, outcomes: Sequence[Outcome], out: Path) -> None:
+    from reports.figures import save
+    from reports.validation import predicted_against_measured, timeline_pair
+
+    save(predicted_against_measured(rows), out / "predicted_against_measured.png")
+    for schedule in ("sync", "nestpipe"):
+        mine = [each for each in outcomes if each.point.config.schedule == schedule]
+        if mine:
+            pair = timeline_pair(mine[0].prediction.timeline, mine[0].timelines[mine[0].middle], name=schedule)
+            save(pair, out / f"timeline_{schedule}.png")
+
+
+def _append(path: Path, entry: dict[str, Any], out: Path) -> None:
+    """Add a line to the history, and draw it anew."""
+    from reports.figures import save
+    from reports.validation import history
+
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    try:
+        entries = [json.loads(line) for line in lines if line.strip()]
+    except ValueError as error:
+        raise TraceError(
+            f"{path}: expected one JSON object a line: {error}; move the file away to start anew"
+        ) from None
+    lines.append(json.dumps(entry, default=_plain))
+    write_text(path, "\n".join(lines) + "\n")
+    save(history([*entries, entry]), out / "history.png")
+
+
+def _commit() -> str:
+    """The commit of the source tree, if this is one."""
+    folder = Path(__file__).resolve().parent
+    try:
+        done = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], cwd=folder, capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return done.stdout.strip()
+
+
+def _plain(value: Any) -> Any:
+    """A numpy scalar as a Python number."""
+    return value.item()
+
+
+def _print(result: dict[str, Any], output: Format) -> None:
+    import pandas as pd
+
+    if output is Format.JSON:
+        typer.echo(json.dumps(result, default=_plain))
+        return
+    rows: list[dict[str, Any]] = result["rows"]
+    if output is Format.CSV:
+        typer.echo(pd.DataFrame(rows).to_csv(index=False), nl=False)
+        return
+    summary = result["summary"]
+    typer.echo(
+        f"{'schedule':<12} {'N':>2} {'batch':>5} {'dim':>4} {'Mbit/s':>6} {'predicted':>9} {'interval (ms)':>17} "
+        f"{'measured':>9} {'error':>7} {'speedup pred/meas':>18}  main causes (ms)"
+    )
+    for row in rows:
+        causes = {
+            name.removeprefix("cause_").removesuffix("_ms"): row[name] for name in row if name.startswith("cause_")
+        }
+        main = sorted(causes, key=lambda name: -abs(causes[name]))[:_CAUSES_SHOWN]
+        speedup = (
+            f"{row['predicted_speedup']:.2f} / {row['measured_speedup']:.2f}" if "predicted_speedup" in row else "-"
+        )
+        typer.echo(
+            f"{row['schedule']:<12} {row['micro_batches']:>2} {row['batch_size']:>5} {row['dim']:>4} "
+            f"{row['rate_mbit_per_s']:>6g} {row['predicted_ms']:>9.2f} {row['low_ms']:>8.2f}{row['high_ms']:>8.2f}"
+            f"{' ' if row['inside'] else '*'} {row['measured_ms']:>9.2f} {row['error']:>+7.1%} {speedup:>18}  "
+            + ", ".join(f"{name} {causes[name]:+.2f}" for name in main)
+        )
+    typer.echo(
+        f"\n{summary['configurations']} configurations, {summary['compute']} compute, {summary['world_size']} ranks: "
+        f"mean |error| {summary['mean_absolute_error']:.2%}, worst {summary['worst_absolute_error']:.2%}, "
+        f"bias {summary['bias']:+.2%}"
+    )
+    if summary["mean_absolute_speedup_error"] is not None:
+        typer.echo(f"speedup over sync: mean |error| {summary['mean_absolute_speedup_error']:.2%}")
+    typer.echo(
+        f"measured inside the predicted interval: {summary['inside_interval']} of {summary['configurations']} "
+        f"(* outside); schedules further apart than uncertain, ranked right: {summary['rankings_right']} of "
+        f"{summary['rankings_judged']}"
+    )
+    load = summary["load_average"]
+    typer.echo(f"load average of the host while it ran: {load['min']:.1f} to {load['max']:.1f}")
+    print("predicted means computed before the run and written to predictions.json", file=sys.stderr)

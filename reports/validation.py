@@ -1,0 +1,144 @@
+"""How good predictions are: predicted against measured, both timelines one above the other, accuracy over time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pandas as pd
+
+from nestpipe.errors import TraceError
+from nestpipe.timeline import Timeline
+from reports.figures import sheet, styled
+from reports.plot_timeline import timelines
+from reports.style import GRID, INK, MUTED, method_marks
+from reports.tables import need_columns
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["BAND", "history", "predicted_against_measured", "timeline_pair"]
+
+#: The half-width of the band around the diagonal.
+BAND: Final = 0.05
+
+
+def predicted_against_measured(
+    table: pd.DataFrame, *, title: str = "Step latency, predicted against measured"
+) -> Figure:
+    """Each configuration as a point, with its predicted interval; the diagonal and a band of 5 % around it.
+
+    Args:
+        table: columns schedule, predicted_ms, low_ms, high_ms, measured_ms, error.
+        title: above the figure.
+    """
+    need_columns(table, ["schedule", "predicted_ms", "low_ms", "high_ms", "measured_ms", "error"], "validation")
+    if table.empty:
+        raise TraceError("validation: no configuration to draw")
+    marks = method_marks(list(dict.fromkeys(table["schedule"])))
+    values = table[["predicted_ms", "measured_ms"]].to_numpy(dtype=np.float64)
+    low, high = values.min() * 0.9, values.max() * 1.1
+    with styled():
+        figure, (axes, errors) = _two(9.0, 4.4)
+        line = np.array([low, high])
+        axes.fill_between(line, line * (1 - BAND), line * (1 + BAND), color=GRID, label="±5 %", linewidth=0)
+        axes.plot(line, line, color=MUTED, linewidth=1.0, label="predicted = measured")
+        for schedule, rows in table.groupby("schedule", sort=False):
+            mark = marks[str(schedule)]
+            center = rows["predicted_ms"].to_numpy()
+            bars = np.abs(rows[["low_ms", "high_ms"]].to_numpy().T - center)
+            axes.errorbar(
+                rows["measured_ms"],
+                center,
+                yerr=bars,
+                color=mark.colour,
+                marker=mark.marker,
+                linestyle="",
+                markersize=5,
+                elinewidth=0.8,
+                label=str(schedule),
+            )
+            errors.plot(
+                rows["measured_ms"],
+                rows["error"] * 100,
+                color=mark.colour,
+                marker=mark.marker,
+                linestyle="",
+                markersize=5,
+            )
+        axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high))
+        axes.set_xlabel("measured step latency (ms)")
+        axes.set_ylabel("predicted step latency (ms)")
+        axes.legend(fontsize=8, loc="upper left")
+        errors.axhspan(-100 * BAND, 100 * BAND, color=GRID, linewidth=0)
+        errors.axhline(0, color=MUTED, linewidth=1.0)
+        reach = max(float(table["error"].abs().max()) * 110, 100 * BAND * 1.4)
+        errors.set(xscale="log", xlim=(low, high), ylim=(-reach, reach))
+        errors.set_xlabel("measured step latency (ms)")
+        errors.set_ylabel("error of the prediction (%)")
+        for panel in (axes, errors):
+            _plain_log_ticks(panel, low, high)
+        worst, mean = table["error"].abs().max(), table["error"].abs().mean()
+        axes.set_title(title, loc="left")
+        errors.set_title(f"mean |error| {mean:.1%}, worst {worst:.1%}, {len(table)} configurations", loc="left")
+    return figure
+
+
+def timeline_pair(predicted: Timeline, measured: Timeline, *, name: str, steps: int = 2) -> Figure:
+    """The predicted timeline above the measured one, on one time axis."""
+    return timelines({f"{name} predicted": predicted, f"{name} measured": measured}, steps=steps)
+
+
+def history(entries: Sequence[Mapping[str, Any]]) -> Figure:
+    """The mean and worst absolute error of every validation so far, oldest first.
+
+    Args:
+        entries: mappings with at least `commit`, `grid`, `mean_absolute_error` and `worst_absolute_error`.
+    """
+    if not entries:
+        raise TraceError("validation history: no entry to draw; run 'nestpipe validate' first")
+    for number, entry in enumerate(entries):
+        missing = [
+            name for name in ("commit", "grid", "mean_absolute_error", "worst_absolute_error") if name not in entry
+        ]
+        if missing:
+            raise TraceError(f"validation history: entry {number} lacks {', '.join(missing)}")
+    x = np.arange(len(entries))
+    with styled():
+        figure, (axes,) = sheet(8.0, 3.6)
+        for name, words, marker in (
+            ("worst_absolute_error", "worst", "v"),
+            ("mean_absolute_error", "mean", "o"),
+        ):
+            values = [100 * float(entry[name]) for entry in entries]
+            axes.plot(
+                x, values, marker=marker, color=INK if name.startswith("mean") else MUTED, label=f"{words} |error|"
+            )
+        axes.axhline(100 * BAND, color=GRID, linewidth=1.5, label="5 %")
+        axes.set_xticks(x, [f"{entry['commit']}\n{entry['grid']}" for entry in entries], fontsize=7)
+        axes.set_ylim(bottom=0)
+        axes.set_ylabel("error of the step latency (%)")
+        axes.set_xlabel("commit and grid, oldest first")
+        axes.legend(fontsize=8)
+    return figure
+
+
+def _two(width_in: float, height_in: float) -> tuple[Figure, tuple[Any, Any]]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width_in, height_in), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    return figure, (left, right)
+
+
+def _plain_log_ticks(axes: Any, low: float, high: float) -> None:
+    """Ticks at 1, 2, 5 times powers of ten, written as plain numbers."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    ticks = [m * 10.0**e for e in range(-3, 7) for m in (1, 2, 5) if low <= m * 10.0**e <= high]
+    for axis, scale in ((axes.xaxis, axes.get_xscale()), (axes.yaxis, axes.get_yscale())):
+        if scale == "log":
+            axis.set_major_locator(FixedLocator(ticks))
+            axis.set_minor_locator(NullLocator())
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
