@@ -74,7 +74,7 @@ def run(
     emulate: Annotated[list[str] | None, typer.Option(help="KIND:MS[:US_PER_KEY]: wait instead of computing.")] = None,
     pace_us: Annotated[float | None, typer.Option(help="Host memory: microseconds per access.")] = None,
     pace_rows_per_s: Annotated[float | None, typer.Option(help="Host memory: rows per second.")] = None,
-    backend: Annotated[str, typer.Option(help="gloo, nccl, or another that torch knows.")] = "gloo",
+    backend: Annotated[str | None, typer.Option(help="gloo, nccl, or another that torch knows.")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     threads: Annotated[int, typer.Option(help="Threads per rank for torch's CPU kernels.")] = 1,
     timeout_s: Annotated[float, typer.Option(help="End all ranks after this long without progress.")] = 120.0,
@@ -150,7 +150,7 @@ def _use_cuda() -> None:
     if not torch.cuda.is_available():
         raise ExecutorError("--device cuda: torch finds no CUDA device here; use --device cpu")
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True)
+    torch.use_deterministic_algorithms(True, warn_only=True)
     torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
 
 

@@ -70,9 +70,10 @@ class Communicator:
     def _compare(self, op: Op, dtype: torch.dtype, width: int, sent: Sequence[int], received: Sequence[int]) -> None:
         micro_batch = -1 if op.micro_batch is None else op.micro_batch
         head = [_KINDS.index(op.kind), op.batch, micro_batch, _DTYPES.index(dtype)]
-        mine = torch.tensor([*head, *(n * width for n in sent), *(n * width for n in received)])
+        values = [*head, *(n * width for n in sent), *(n * width for n in received)]
+        mine = torch.tensor(values, device=self._device())
         parts = [torch.empty_like(mine) for _ in self.ranks]
-        dist.all_gather(parts, mine.to(self._device()), group=self.handle)
+        dist.all_gather(parts, mine, group=self.handle)
         theirs: list[list[int]] = [part.tolist() for part in parts]
         for rank, other in zip(self.ranks, theirs, strict=True):
             if other[:4] != head:
@@ -97,6 +98,15 @@ class Communicator:
 
 def _is_nccl(handle: dist.ProcessGroup) -> bool:
     return bool(dist.get_backend(handle) == "nccl")
+
+
+def _high_priority(backend: str) -> object | None:
+    """NCCL kernels get a stream of high priority, so that compute does not hold them up."""
+    if backend != "nccl":
+        return None
+    options = dist.ProcessGroupNCCL.Options()
+    options.is_high_priority_stream = True
+    return options
 
 
 def _spell(head: Sequence[int]) -> str:
@@ -138,7 +148,13 @@ class World:
         key = (stream, partition)
         if key not in self._groups:
             for ranks in partition:
-                handle = dist.new_group(list(ranks), timeout=self.timeout, backend=self.backend, group_desc=stream)
+                handle = dist.new_group(
+                    list(ranks),
+                    timeout=self.timeout,
+                    backend=self.backend,
+                    pg_options=_high_priority(self.backend),
+                    group_desc=stream,
+                )
                 if self.rank in ranks:
                     self._groups[key] = handle
         mine = next(ranks for ranks in partition if self.rank in ranks)
@@ -158,26 +174,28 @@ class World:
         return values
 
     def barrier(self) -> None:
-        """Wait for all ranks."""
-        dist.barrier()
+        """Wait for all ranks, on the host."""
+        dist.all_reduce(torch.zeros(1))
 
     def leave(self) -> None:
         """Take the groups down, in step with all ranks."""
-        dist.barrier()
+        self.barrier()
         self._groups.clear()
         dist.destroy_process_group()
 
 
 def join_world(
-    *, backend: str = "gloo", device: str = "cpu", timeout_s: float = 1800.0, rendezvous_s: float = 60.0
+    *, backend: str | None = None, device: str = "cpu", timeout_s: float = 1800.0, rendezvous_s: float = 60.0
 ) -> World:
     """Meet the other ranks, which torchrun or plain environment variables describe.
 
-    Reads RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and LOCAL_RANK; without them this process is the whole world.
+    The backend is gloo on CPU and NCCL on CUDA unless named. Reads RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and
+    LOCAL_RANK; without them this process is the whole world.
 
     Raises:
         ExecutorError: if a variable is missing or wrong, the port is taken, or the others do not come in time.
     """
+    backend = backend or ("gloo" if device == "cpu" else "nccl")
     rank, world_size = _number("RANK", 0), _number("WORLD_SIZE", 1)
     if not 0 <= rank < world_size:
         raise ExecutorError(f"RANK must lie in 0 to WORLD_SIZE - 1 = {world_size - 1}, got {rank}")
