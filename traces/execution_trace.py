@@ -110,7 +110,7 @@ def _group(inputs: list[Any], name_at: int, attributes: Mapping[str, Any]) -> tu
         given = inputs[name_at - 2]
         group = given[0] if isinstance(given, list) and given and isinstance(given[0], str) else None
     # after the two split lists: [start, stride, size] or only the size
-    numbers = [item for item in inputs[name_at + 3 :] if type(item) is int]
+    numbers = [item for item in inputs[name_at + 3 :] if type(item) is int] if name_at >= 0 else []
     size = whole(attributes.get("pg_size"))
     if size is None and numbers:
         size = numbers[-1]
@@ -127,7 +127,7 @@ def _collective(path: str, node: Mapping[str, Any], phase: Phase | None) -> EtCo
     splits_out = _int_list(inputs[name_at + 2]) if 0 <= name_at < len(inputs) - 2 else []
     splits = splits or _int_list(attributes.get("in_split_size"))
     splits_out = splits_out or _int_list(attributes.get("out_split_size"))
-    group, size = _group(inputs, name_at, attributes) if name_at >= 0 else ("", whole(attributes.get("pg_size")))
+    group, size = _group(inputs, name_at, attributes)
     if size is None and recorded not in NOT_COLLECTIVES:
         size = len(splits) or len(splits_out) or None
     rank = inputs[name_at - 1] if name_at >= 1 and type(inputs[name_at - 1]) is int else None

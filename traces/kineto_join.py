@@ -236,7 +236,8 @@ def _nearest(around: list[HostRange], moment: int) -> tuple[Phase | None, HostRa
             phase = found.phase
         if host is None and found.collective is not None:
             host = found
-        if offset is None and found.phase is not None and found.phase.stage is not None:
+        is_stage = found.collective is None and found.phase is not None and found.phase.stage is not None
+        if offset is None and is_stage:
             offset = found.batch_offset
     return phase, host, offset
 

@@ -192,11 +192,15 @@ def _typed(frame: pd.DataFrame, where: str) -> pd.DataFrame:
     return pd.DataFrame(columns, columns=list(COLUMNS)).reset_index(drop=True)
 
 
+def _shown(value: Any) -> str:
+    return repr(value.item() if hasattr(value, "item") else value)
+
+
 def _row_error(frame: pd.DataFrame, bad: pd.Series, where: str, name: str, expected: str) -> None:
     mask = bad.fillna(False).astype(bool)
     if mask.any():
         row = int(mask.to_numpy().argmax())
-        raise TraceError(f"{where}: row {row}: {name} {expected}, got {frame[name].iloc[row]!r}")
+        raise TraceError(f"{where}: row {row}: {name} {expected}, got {_shown(frame[name].iloc[row])}")
 
 
 def validate(frame: pd.DataFrame, where: str = "trace table") -> pd.DataFrame:
@@ -295,7 +299,9 @@ def write_table(table: TraceTable, path: str | os.PathLike[str]) -> None:
         with os.fdopen(handle, "wb") as file:
             if target.suffix == ".csv":
                 file.write(f"{CSV_PREFIX}{_metadata(table)}\n".encode())
-                table.frame.to_csv(io.TextIOWrapper(file, "utf-8", newline="", write_through=True), index=False)
+                text = io.TextIOWrapper(file, "utf-8", newline="", write_through=True)
+                table.frame.to_csv(text, index=False, lineterminator="\n")
+                text.detach()
             else:
                 arrow = pa.Table.from_pandas(table.frame, preserve_index=False)
                 arrow = arrow.replace_schema_metadata({METADATA_KEY: _metadata(table).encode()})

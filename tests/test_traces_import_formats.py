@@ -1,0 +1,203 @@
+"""Execution traces, PARAM, Chakra, workloads: sizes and counts as recorded, formats told apart by content."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nestpipe.errors import TraceError
+from tests.trace_samples import (
+    AICB_TEXT,
+    WORKLOAD_TEXT,
+    chakra_bytes,
+    chakra_json,
+    execution_trace_new,
+    execution_trace_old,
+    param_trace,
+    samples,
+)
+from traces.importing import Imported, detect, import_traces
+from traces.protobuf import WireError, double_field, fields, read_varint, text_field, uint_field
+
+FORMAT_OF = {
+    "kineto": "kineto",
+    "nccl_json": "collective_log",
+    "rccl_json": "collective_log",
+    "nccl": "collective_log",
+    "table_csv": "collective_log",
+    "execution_trace_old": "execution_trace",
+    "execution_trace_new": "execution_trace",
+    "param": "param",
+    "chakra_json": "chakra_json",
+    "chakra": "chakra",
+    "workload": "workload",
+    "aicb": "aicb",
+}
+
+
+def load(tmp_path: Path, content: Any, name: str = "x") -> Imported:
+    """What importing this content (bytes, text or a document) gives."""
+    path = tmp_path / name
+    data = content if isinstance(content, bytes) else content if isinstance(content, str) else json.dumps(content)
+    path.write_bytes(data if isinstance(data, bytes) else data.encode())
+    return import_traces([path])
+
+
+@pytest.mark.parametrize("name", sorted(samples()))
+def test_a_format_is_known_by_content_plain_or_gzip(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "misleading.csv"
+    for data in (samples()[name], gzip.compress(samples()[name])):
+        path.write_bytes(data)
+        assert detect(path) == FORMAT_OF[name]
+        assert import_traces([path]).summary["files"][0]["format"] == FORMAT_OF[name]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "the file is empty"),
+        (b"{", "not valid JSON"),
+        (b'{"a": 1}', "JSON of no known trace format; expected one of: PyTorch profiler"),
+        (b"[1, 2]", "JSON of no known trace format"),
+        (b"\x00\x01\x02\x03" * 9, "a binary file"),
+        (b"\xff\xd8\xff\xe0 text", "is not UTF-8 text"),
+        (b"just some words\n", "no row of a collective log"),
+        (b"test\nTP:\nallreduce,: 300\n", "bus bandwidths by group: no sizes and no times"),
+    ],
+)
+def test_what_is_no_trace_is_refused_by_reason(tmp_path: Path, content: bytes, message: str) -> None:
+    with pytest.raises(TraceError, match=message):
+        load(tmp_path, content)
+
+
+def test_execution_trace_of_the_old_schema(tmp_path: Path) -> None:
+    imported = load(tmp_path, execution_trace_old())
+    (rank,) = imported.summary["ranks"]
+    assert (rank["rank"], rank["world_size"], rank["num_nodes"], rank["schema"]) == (1, 2, 5, "1.0.1")
+    assert rank["collectives"] == {
+        "all_reduce": {"count": 1, "bytes": 20, "bytes_out": 20},
+        "all_to_all": {"count": 1, "bytes": 48, "bytes_out": 32},
+    }
+    assert rank["collectives_as_recorded"]["wait"] == {"count": 1, "bytes": 0, "bytes_out": 0}
+    frame = imported.table.frame.set_index("collective")
+    assert frame.loc["all_to_all", ["kind", "splits", "splits_out"]].tolist() == [
+        "all_to_all[rows]",
+        "[4, 8]",
+        "[4, 4]",
+    ]
+    assert frame["duration_ns"].isna().all()
+    assert frame["source"].tolist() == ["recorded: x"] * 2
+
+
+def test_execution_trace_of_the_new_schema_has_sizes_in_attributes(tmp_path: Path) -> None:
+    imported = load(tmp_path, execution_trace_new(), "rank2.json")
+    (rank,) = imported.summary["ranks"]
+    assert (rank["rank"], rank["world_size"]) == (2, 4)
+    assert rank["collectives"] == {"all_gather": {"count": 1, "bytes": 200, "bytes_out": 800}}
+    assert imported.table.frame[["kind", "group", "group_size"]].values.tolist() == [["all_gather", "3", 4]]
+
+
+def test_param_sizes_count_elements(tmp_path: Path) -> None:
+    imported = load(tmp_path, param_trace())
+    (rank,) = imported.summary["ranks"]
+    assert rank["collectives"] == {"all_to_all": {"count": 1, "bytes": 24, "bytes_out": 16}}
+    assert set(rank["collectives_as_recorded"]) == {"all_to_allv", "init", "wait"}
+    row = imported.table.frame.iloc[0]
+    assert row[["kind", "splits", "launch_ns"]].tolist() == ["all_to_all[keys]", "[2, 4]", 123]
+
+
+def test_chakra_protobuf_of_another_producer(tmp_path: Path) -> None:
+    imported = load(tmp_path, chakra_bytes(), "all_to_all.3.et")
+    (rank,) = imported.summary["ranks"]
+    assert (rank["rank"], rank["schema"], rank["num_messages"]) == (3, "0.0.4", 2)
+    assert rank["collectives"] == {"all_to_all": {"count": 1, "bytes": 1 << 20}}
+    assert imported.table.frame["duration_ns"].tolist() == [7000]
+
+
+def test_chakra_json_keeps_times_and_what_runs_on_the_device(tmp_path: Path) -> None:
+    imported = load(tmp_path, chakra_json())
+    (rank,) = imported.summary["ranks"]
+    assert (rank["duration_us"], rank["num_device_nodes"], rank["world_size"]) == (31, 1, 8)
+    assert imported.table.frame["collective"].tolist()[1] == "broadcast"
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (chakra_bytes()[:-3], "announces 58 bytes, 55 are left; the file is cut short"),
+        (chakra_bytes() + b"\x80", "cut short"),
+        (chakra_bytes()[:8] + b"\x02\x18\x09", "type must be 0 to 7, got 9"),
+        (chakra_bytes()[:8] + b"\x03\x0b\x00\x00", "message 1 is no Chakra node: wire type 3"),
+    ],
+)
+def test_a_damaged_chakra_file_names_the_message(tmp_path: Path, data: bytes, message: str) -> None:
+    with pytest.raises(TraceError, match=message):
+        load(tmp_path, data)
+
+
+def test_workload_gives_ops_with_bytes_and_leaves_cycles_out(tmp_path: Path) -> None:
+    imported = load(tmp_path, WORKLOAD_TEXT)
+    (summary,) = imported.summary["workloads"]
+    assert summary["compute"] == {"forward": 1580, "input_gradient": 1104, "weight_gradient": 1216}
+    assert summary["collectives"] == {
+        "all_to_all": {"count": 2, "bytes": 196608},
+        "all_reduce": {"count": 1, "bytes": 13312},
+    }
+    frame = imported.table.frame
+    assert frame["duration_ns"].isna().all()
+    assert frame["source"].str.startswith("assumed: ").all()
+    assert frame[frame["collective"].notna()]["kind"].tolist() == [
+        "all_to_all[rows]",
+        "all_to_all[grads]",
+        "all_reduce",
+    ]
+
+
+def test_simai_times_are_nanoseconds_and_groups_follow_the_suffix(tmp_path: Path) -> None:
+    first = "HYBRID_TRANSFORMER model_parallel_NPU_group: 4 ep: 2 pp: 1 vpp: 1 ga: 1 all_gpus: 32\n"
+    layer = "moe -1 500 ALLTOALL_EP 64 1 ALLREDUCE 32 2 REDUCESCATTER_DP_EP 16 3\n"
+    frame = load(tmp_path, first + "1\n" + layer).table.frame
+    assert frame["duration_ns"].dropna().tolist() == [500, 1, 2, 3]
+    sizes = frame.dropna(subset=["collective"])[["collective", "group_size"]].values.tolist()
+    assert sizes == [["all_to_all", 2], ["all_reduce", 4], ["reduce_scatter", 4]]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (WORKLOAD_TEXT.replace("\n2\n", "\n3\n"), "3 layers announced, 2 found; the file is cut short"),
+        (WORKLOAD_TEXT.replace(" 98304 310", " x 310"), "line 3: forward bytes must be a whole number, got 'x'"),
+        (
+            WORKLOAD_TEXT.replace("ALLREDUCE", "ALLREDUSE"),
+            "line 4: weight_gradient collective 'ALLREDUSE' is not known",
+        ),
+        (WORKLOAD_TEXT.replace(" 896 ALLREDUCE 13312 13", ""), "a layer has 12 columns, got 8"),
+        (AICB_TEXT.replace("8192,test_step", "-8192,test_step"), "line 3: msg_size must lie between 0"),
+        (AICB_TEXT[:-10], "cut short"),
+    ],
+)
+def test_a_damaged_workload_names_line_and_column(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(TraceError, match=message):
+        load(tmp_path, text)
+
+
+def test_aicb_rows_without_size_are_no_collectives(tmp_path: Path) -> None:
+    imported = load(tmp_path, AICB_TEXT)
+    assert imported.table.frame[["collective", "bytes", "group"]].values.tolist() == [
+        ["all_to_all", 4096, "dp_group"],
+        ["all_reduce", 8192, "tp_group"],
+    ]
+
+
+def test_varints_and_fields_are_read_as_written() -> None:
+    body = uint_field(3, 300) + text_field(2, "ä") + double_field(5, 1.5)
+    assert [(part.number, part.wire) for part in fields(body)] == [(3, 0), (2, 2), (5, 1)]
+    for damaged in (b"\x80" * 11, body[:-1], b"\x00"):
+        with pytest.raises(WireError):
+            list(fields(damaged))
+    with pytest.raises(WireError, match="does not end"):
+        read_varint(b"", 0)
