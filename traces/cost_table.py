@@ -76,7 +76,7 @@ class CostTable:
             bad = np.flatnonzero(~(values >= 0) | ~np.isfinite(values))
             if len(bad):
                 got = self.rows[name].iloc[int(bad[0])]
-                raise TraceError(f"cost table: row {bad[0]}: {name} must be a number that is not negative, got {got!r}")
+                raise TraceError(f"cost table: row {bad[0]}: {name} must be a number that is not negative, got {got}")
 
     @property
     def digest(self) -> str:
