@@ -1,8 +1,8 @@
 """The shared resources of a described cluster in a `FluidSystem`, and the activities that use them.
 
 Per rank: compute, device memory, the copy link each way. Per group of accelerators behind a PCIe switch: its uplink
-each way. Per host: DRAM bandwidth, random lookups, cores. Per link of the fabric: its bandwidth. What a stage shares with
-whom follows from where its bytes go; nothing is a typed-in ratio. Resources are made when first used.
+each way. Per host: DRAM bandwidth, random lookups, cores. Per link of the fabric: its bandwidth. What a stage shares
+with whom follows from where its bytes go; nothing is a typed-in ratio. Resources are made when first used.
 
 One rank may stand for several that are alike and do the same at the same time: `alike` is how many of them share the
 host's (and PCIe switch's) resources; their common use is then booked at once.
