@@ -32,6 +32,7 @@ class Slot:
     instance: int | None = None
     value: Any = None
     memory: dict[str, Tensor] = field(default_factory=dict)
+    value_bytes_max: int = 0
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
         """Memory of this slot as a tensor of the given shape; grows when it must, never shrinks."""
@@ -42,6 +43,11 @@ class Slot:
             self.memory[name] = held
         return held[:size].view(shape)
 
+    def keep(self, value: Any, *tensors: Tensor) -> None:
+        """Put a value into the slot that is made of tensors of its own, and count them."""
+        self.value = value
+        self.value_bytes_max = max(self.value_bytes_max, sum(part.numel() * part.element_size() for part in tensors))
+
     def poison(self) -> None:
         """Fill the memory with NaN, or with the lowest integer, so that a late read is noticed."""
         for held in self.memory.values():
@@ -49,8 +55,8 @@ class Slot:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes held."""
-        return sum(held.numel() * held.element_size() for held in self.memory.values())
+        """Bytes of the memory, and of the largest value so far that was not put into it."""
+        return sum(held.numel() * held.element_size() for held in self.memory.values()) + self.value_bytes_max
 
 
 class Buffers:
@@ -129,7 +135,7 @@ class Buffers:
         return data in self._slots
 
     def size_bytes(self) -> dict[str, int]:
-        """Bytes held by each buffer, all slots together: memory never shrinks, so this is the high-water mark."""
+        """Bytes held by each buffer, all slots together, at most so far."""
         return {str(data): sum(slot.size_bytes for slot in slots) for data, slots in self._slots.items()}
 
     def _own(self, data: Data, op: Op) -> int:

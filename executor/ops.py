@@ -70,8 +70,10 @@ def dedup_keys(worker: Worker, op: Op) -> Cost:
     slot = worker.buffers.claim(Data.KEYS, op)
     if slot.value is None:
         slot.value = Routing()
-    slot.value.parts[op.micro_batch] = routed
-    slot.value.num_terms += micro.num_terms
+    routing: Routing = slot.value
+    routing.parts[op.micro_batch] = routed
+    routing.num_terms += micro.num_terms
+    slot.keep(routing, *(tensor for part in routing.parts.values() for tensor in (part.ids, part.inverse)))
     return Cost(keys=len(micro.ids), unique_keys=len(routed.ids))
 
 
@@ -101,10 +103,14 @@ def exchange_keys(worker: Worker, op: Op) -> Cost:
     pieces = torch.split(ids, counts.sum(dim=2).view(-1).tolist())
     requested = [torch.cat(pieces[m :: len(parts)]) for m in range(len(parts))]
     num_terms = worker.terms[worker.first_batch + op.batch] = int(theirs[:, -1].sum())
-    worker.buffers.claim(Data.OWNED, op).value = own(
-        requested, counts.transpose(0, 1).tolist(), mine.tolist(), num_terms, worker.layout
-    )
+    owned = own(requested, counts.transpose(0, 1).tolist(), mine.tolist(), num_terms, worker.layout)
+    _keep_owned(worker, op, owned)
     return Cost(bytes=(send.numel() + head.numel()) * _ID_BYTES, keys=len(send), unique_keys=len(torch.unique(send)))
+
+
+def _keep_owned(worker: Worker, op: Op, owned: Owned) -> None:
+    tensors = (owned.ids, *(part for request in owned.requests for part in request))
+    worker.buffers.claim(Data.OWNED, op).keep(owned, *tensors)
 
 
 def extend_owned(worker: Worker, op: Op) -> Cost:
@@ -118,7 +124,7 @@ def extend_owned(worker: Worker, op: Op) -> Cost:
     parts = group.all_gather(op, padded)
     union = torch.unique(torch.cat([part[:count] for part, (count, _) in zip(parts, heads, strict=True)]))
     num_terms = worker.terms[worker.first_batch + op.batch] = sum(terms for _, terms in heads)
-    worker.buffers.claim(Data.OWNED, op).value = with_union(owned, union, num_terms, worker.layout)
+    _keep_owned(worker, op, with_union(owned, union, num_terms, worker.layout))
     return Cost(bytes=padded.numel() * _ID_BYTES, keys=len(owned.ids), unique_keys=len(union))
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from nestpipe.errors import ExecutorError
 from nestpipe.ir import Op, OpKind, Resource, op_name
@@ -199,14 +199,17 @@ def join_world(
     rank, world_size = _number("RANK", 0), _number("WORLD_SIZE", 1)
     if not 0 <= rank < world_size:
         raise ExecutorError(f"RANK must lie in 0 to WORLD_SIZE - 1 = {world_size - 1}, got {rank}")
-    address = (os.environ.get("MASTER_ADDR", "127.0.0.1"), _number("MASTER_PORT", 29500))
+    # a world of one meets nobody, so it takes any free port
+    address = (os.environ.get("MASTER_ADDR", "127.0.0.1"), _number("MASTER_PORT", 29500 if world_size > 1 else 0))
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     run, restart = (os.environ.get(f"TORCHELASTIC_{name}", "0") for name in ("RUN_ID", "RESTART_COUNT"))
     prefix = f"nestpipe/{run}/{restart}"
+    given = address
     try:
         wait = timedelta(seconds=rendezvous_s)
         master = rank == 0 and not agent
-        store = _within(rendezvous_s, lambda: TCPStore(*address, world_size, master, wait, False))
+        store = _within(rendezvous_s, lambda: TCPStore(*given, world_size, master, wait, False))
+        address = (address[0], store.port)
         arrivals = PrefixStore(f"{prefix}/arrivals", store)
         arrivals.set(str(rank), "here")
         arrivals.wait([str(other) for other in range(world_size)], wait)
@@ -230,9 +233,9 @@ def join_world(
     )
 
 
-def _within(seconds: float, connect: Callable[[], Store]) -> Store:
+def _within(seconds: float, connect: Callable[[], TCPStore]) -> TCPStore:
     """What `connect` returns, given up after a while: a stranger on the port may accept and never answer."""
-    found: list[Store | Exception] = []
+    found: list[TCPStore | Exception] = []
 
     def run() -> None:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from executor import recorder
 from executor.options import CommDtype, ModelKind, RunOptions, make_trainer, movielens_sequences
 from executor.session import Outputs, last_batch, train
 from executor.world import World
@@ -226,6 +228,37 @@ def test_delays_that_make_no_sense_are_refused(text: str) -> None:
 def test_emulations_that_make_no_sense_are_refused(text: str) -> None:
     with pytest.raises(ExecutorError, match="--emulate"):
         parse_emulation(text)
+
+
+def _offset(world: World, one_host: bool) -> int:
+    if not one_host:
+        recorder._BOOT_ID = Path("/there/is/no/such/file")
+    return recorder.clock_offset_ns(world)
+
+
+def test_clocks_are_aligned_to_rank_0() -> None:
+    assert pool(2).run(_offset, True) == [0, 0]
+    measured = pool(2).run(_offset, False)
+    # both ranks share a clock here, so what is measured is the error
+    assert measured[0] == 0
+    assert abs(measured[1]) < 500_000_000
+
+
+@pytest.mark.slow
+def test_one_rank_needs_no_environment() -> None:
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("RANK", "WORLD", "MASTER"))
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "executor", *SMALL, "--steps", "1"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+        env=environment,
+        cwd=Path(__file__).parents[1],
+    )
+    assert json.loads(done.stdout.splitlines()[-1])["world_size"] == 1
 
 
 def test_clustering_sends_fewer_rows_and_keeps_the_batch(tmp_path: Path) -> None:

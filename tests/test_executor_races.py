@@ -10,6 +10,7 @@ from torch import Tensor
 
 from executor.optimizers import OptimizerKind
 from executor.wraps import Delay
+from nestpipe.checks import Verdict, check
 from nestpipe.errors import ExecutorError
 from nestpipe.ir import Access, Data, Loop, Op, OpKind
 from nestpipe.schedules import load
@@ -26,6 +27,12 @@ def reads(
     delays: tuple[Delay, ...] = (),
 ) -> list[Reads]:
     return pool(2).run(observe_reads, loop, optimizer, hold, delays, STEPS)
+
+
+def broken(loop: Loop) -> Loop:
+    """The loop, which the checker must have rejected: what follows shows what it was right about."""
+    assert check(loop).verdict in (Verdict.STALE, Verdict.RACE)
+    return loop
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +81,7 @@ def test_synchronous_schedules_read_what_sequential_training_reads(schedule: str
 
 
 def test_async_prefetch_reads_exactly_the_keys_shared_with_the_batch_before_stale(exact: list[Reads]) -> None:
+    assert dict(check(load("async_prefetch")).staleness) == {1: 1, 2: 0, 3: 0}
     seen = reads(load("async_prefetch"))
     assert stale_keys(seen, exact) == SHARED
     for mine, right in zip(seen, exact, strict=True):
@@ -87,7 +95,7 @@ def test_async_prefetch_reads_exactly_the_keys_shared_with_the_batch_before_stal
 
 def test_sync_before_the_update_reads_shared_keys_stale(exact: list[Reads]) -> None:
     loop = change_op(load("dbp"), OpKind.SYNC, lambda op: without_wait(op, OpKind.UPDATE))
-    seen = reads(loop, hold=Hold(OpKind.UPDATE, OpKind.SYNC, 1))
+    seen = reads(broken(loop), hold=Hold(OpKind.UPDATE, OpKind.SYNC, 1))
     assert stale_keys(seen, exact) == wrong_from_then_on(SHARED)
 
 
@@ -96,7 +104,7 @@ def test_sync_after_the_first_read_reads_shared_keys_stale(exact: list[Reads]) -
         return with_wait(without_wait(op, OpKind.SYNC), OpKind.LOOKUP, 0)
 
     loop = change_op(load("dbp"), OpKind.ALL_TO_ALL_ROWS, early)
-    seen = reads(loop, hold=Hold(OpKind.SYNC, OpKind.ALL_TO_ALL_ROWS, 0))
+    seen = reads(broken(loop), hold=Hold(OpKind.SYNC, OpKind.ALL_TO_ALL_ROWS, 0))
     # what was sent is stale; what is written back is not, for sync does come before the update
     assert stale_keys(seen, exact) == SHARED
 
@@ -106,7 +114,7 @@ def test_intersection_per_rank_misses_keys_that_another_rank_looked_up(exact: li
         accesses = tuple(replace(a, data=Data.KEYS) if a.data == Data.OWNED else a for a in op.reads)
         return replace(op, reads=accesses)
 
-    seen = reads(change_op(load("dbp"), OpKind.SYNC, per_rank))
+    seen = reads(broken(change_op(load("dbp"), OpKind.SYNC, per_rank)))
     missed = [set[int]()]
     for t in range(1, STEPS):
         local = (KEYS[t][owner] & KEYS[t - 1][owner] for owner in (0, 1))
@@ -122,7 +130,7 @@ def test_optimiser_state_left_behind_leaves_moments_stale_and_rows_fresh() -> No
         return replace(op, reads=keep(op.reads), writes=keep(op.writes))
 
     right = reads(load("sync"), OptimizerKind.ROWWISE_ADAGRAD)
-    seen = reads(change_op(load("dbp"), OpKind.SYNC, rows_only), OptimizerKind.ROWWISE_ADAGRAD)
+    seen = reads(broken(change_op(load("dbp"), OpKind.SYNC, rows_only)), OptimizerKind.ROWWISE_ADAGRAD)
     assert stale_keys(seen, right)[1] == set()
     assert stale_keys(seen, right, column=2) == wrong_from_then_on(SHARED)
 
@@ -139,7 +147,7 @@ def test_write_back_racing_with_the_lookup_after_next_reads_skipped_keys_stale(e
     buffers = tuple(replace(b, slots=8) if b.data in (Data.ROWS, Data.MOMENTS, Data.OWNED) else b for b in loop.buffers)
     racing = replace(loop, streams=streams, buffers=buffers)
     skipped = [set[int](), set[int](), *(ALL[t] & ALL[t - 2] - ALL[t - 1] for t in range(2, STEPS))]
-    seen = reads(racing, hold=Hold(OpKind.WRITE_BACK, OpKind.LOOKUP, 2))
+    seen = reads(broken(racing), hold=Hold(OpKind.WRITE_BACK, OpKind.LOOKUP, 2))
     assert stale_keys(seen, exact)[2] == skipped[2]
     assert all(skipped[t] <= stale for t, stale in enumerate(stale_keys(seen, exact)))
 
@@ -150,7 +158,7 @@ def test_rows_in_one_slot_instead_of_two_are_corrupted(exact: list[Reads]) -> No
     loop = change_op(replace(loop, buffers=buffers), OpKind.SYNC, lambda op: replace(op, reads=(), writes=()))
     # every batch is looked up over the batch before, which has not been trained yet
     try:
-        corrupted = any(stale_keys(reads(loop, hold=Hold(OpKind.ALL_TO_ALL_ROWS, OpKind.LOOKUP, 1)), exact))
+        corrupted = any(stale_keys(reads(broken(loop), hold=Hold(OpKind.ALL_TO_ALL_ROWS, OpKind.LOOKUP, 1)), exact))
     except ExecutorError as error:
         corrupted = "index" in str(error)
     assert corrupted
