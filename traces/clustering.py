@@ -86,12 +86,12 @@ def _effort(num_micro_batches: int, *, light: bool) -> _Effort:
             merged_size=32,
             power_steps=2,
             spread=0.4,
-            steps=10,
+            steps=12,
             beta_start=5.0,
             beta_end=12.0,
-            balance_steps=2,
+            balance_steps=3,
             soft=0.25,
-            soft_growth=1.36,
+            soft_growth=1.33,
             swap_rounds=4,
             starts=2,
         )
@@ -102,11 +102,11 @@ def _effort(num_micro_batches: int, *, light: bool) -> _Effort:
         merged_size=1,
         power_steps=max(2, 48 // num_micro_batches),
         spread=0.1 * root,
-        steps=12,
+        steps=13,
         beta_start=0.75 * root,
-        beta_end=11.0,
+        beta_end=9.0,
         balance_steps=3,
-        soft=2.0,
+        soft=2.5,
         soft_growth=1.1,
         swap_rounds=max(0, min(4, num_micro_batches // 8 - 1)),
         starts=1,
@@ -367,12 +367,15 @@ def _balance(logits: Float, weights: Float, sizes: Float, rounds: int) -> Float:
     ones = np.ones((num, 1), dtype=np.float32)
     logits -= (logits @ ones) / np.float32(num)
     np.clip(logits, -80, 80, out=logits)
-    q = np.exp(logits, out=logits).reshape(len(weights), -1, num)
-    q /= np.matmul(q, ones)
+    kernel = np.exp(logits, out=logits).reshape(len(weights), -1, num)
+    column = np.ones((len(weights), 1, num), dtype=np.float32)
+    row = 1 / (kernel @ ones)
     for _ in range(rounds):
-        q *= sizes / (np.matmul(weights, q) + np.float32(1e-20))
-        q /= np.matmul(q, ones)
-    return q.reshape(-1, num)
+        column = sizes / (np.matmul(weights * row.transpose(0, 2, 1), kernel) + np.float32(1e-20))
+        row = 1 / (np.matmul(kernel, column.transpose(0, 2, 1)) + np.float32(1e-20))
+    kernel *= column
+    kernel *= row
+    return kernel.reshape(-1, num)
 
 
 def _round(stack: _Stack, q: Float, leader: Int) -> Int:
