@@ -103,6 +103,21 @@ def test_damages_are_many_and_different() -> None:
         assert load(name) not in damaged
 
 
+@pytest.mark.parametrize("name", ["sync", "dbp", "2d_sp"])
+def test_oracle_sees_the_same_if_it_explores_both_ranks_together(name: str) -> None:
+    damaged = every_damage(small(name))[::50]
+    outcomes = []
+    for _, loop in [("as it is", small(name)), *damaged]:
+        try:
+            program = unroll(loop, 2)
+        except ScheduleError:
+            continue
+        one, both = explore(program), explore(program, both_ranks=True)
+        assert (one.verdict, one.staleness) == (both.verdict, both.staleness)
+        outcomes.append(one.verdict)
+    assert len(set(outcomes)) > 1
+
+
 def test_oracle_runs_ranks_at_different_speeds_and_sees_overlap() -> None:
     assert explore(unroll(small("nestpipe"), 3)).num_states > 1000
     assert explore(unroll(small("sync"), 3)).num_states < 100
