@@ -27,6 +27,7 @@ __all__ = [
     "scaling_efficiency",
     "speedup",
     "steady_window",
+    "step_ends",
 ]
 
 _WAITS_THAT_STALL: Final = (
@@ -107,8 +108,12 @@ class StepMetrics:
     window: Window
 
 
-def _step_ends(timeline: Timeline) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Steps and int64 (ranks, steps) the end of each: of its update or, without one, of the iteration's last op."""
+def step_ends(timeline: Timeline) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """When each step ended: of its update or, without one, of its iteration's last op.
+
+    Returns:
+        int64 (steps,), and int64 (ranks, steps) in nanoseconds.
+    """
     update = timeline.ops["kind"].to_numpy() == OpKind.UPDATE.value
     if update.any():
         steps = timeline.ops["batch"].to_numpy()[update]
@@ -126,7 +131,7 @@ def steady_window(timeline: Timeline) -> Window:
     Raises:
         TraceError: if fewer than two steps are left.
     """
-    steps, _ = _step_ends(timeline)
+    steps, _ = step_ends(timeline)
     ahead = (timeline.ops["batch"] - timeline.ops["step"]).max()
     last = int(steps.max()) - max(int(ahead), 0)
     first = max(last // 2, int(steps.min()))
@@ -149,7 +154,7 @@ def partition(timeline: Timeline, window: Window | None = None) -> pd.DataFrame:
         window: the steps to look at; by default `steady_window`.
     """
     window = window or steady_window(timeline)
-    steps, ends = _step_ends(timeline)
+    steps, ends = step_ends(timeline)
     lows = ends[:, np.flatnonzero(steps == window.first)[-1]]
     highs = ends[:, np.flatnonzero(steps == window.last)[-1]]
     kinds = timeline.ops["kind"].to_numpy()

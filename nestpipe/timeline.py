@@ -108,7 +108,7 @@ class Timeline:
         for name in _SIZES:
             known = self.sizes.get(name)
             if known is None:
-                frame[name] = pd.array([pd.NA] * len(frame), dtype="Int64")
+                frame[name] = pd.arrays.IntegerArray(np.zeros(len(frame), np.int64), np.ones(len(frame), np.bool_))
             else:
                 rows = np.broadcast_to(known, (len(self.ranks), num_ops))[chosen].reshape(-1)
                 frame[name] = pd.Series(rows).round().astype("Int64")
@@ -178,7 +178,7 @@ def from_frame(frame: pd.DataFrame, meta: Mapping[str, Any] | None = None) -> Ti
     keys = ops[identity].assign(column=np.arange(len(ops)))
     columns = frame[identity].merge(keys, on=identity, how="left")["column"].to_numpy()
     ranks, rows = np.unique(frame["rank"].to_numpy(), return_inverse=True)
-    if len(np.unique(rows * len(ops) + columns)) != len(frame):
+    if np.bincount(rows * len(ops) + columns, minlength=1).max() > 1:
         raise TraceError("timeline: an op appears twice on a rank; each (rank, kind, batch, micro_batch) runs once")
 
     def dense(name: str, fill: float, dtype: Any) -> Any:

@@ -124,7 +124,8 @@ def parse_bytes(size: int | str) -> int:
     (68719476736, 1500, 7)
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d*)?(?:[eE][+]?\d+)?)\s*([A-Za-z]*)\s*", str(size))
-    unit = match and (match[2] or "B")
+    unit = (match[2] or "B") if match else ""
     if match is None or unit not in _BYTE_UNITS:
         raise ValueError(f"a size must be bytes or a number with B, MB, GB, MiB, GiB, ..., got {size!r}")
-    return round(float(match[1]) * _BYTE_UNITS[unit])
+    size_bytes: int = round(float(match[1]) * _BYTE_UNITS[unit])
+    return size_bytes

@@ -7,15 +7,13 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from nestpipe.errors import TraceError
-from nestpipe.ir import OpKind
-from nestpipe.metrics import steady_window
+from nestpipe.metrics import steady_window, step_ends
 from nestpipe.timeline import Timeline
 
-__all__ = ["Lanes", "choose_ranks", "lanes", "step_ends", "stream_order"]
+__all__ = ["Lanes", "choose_ranks", "lanes", "stream_order"]
 
 #: The streams of the catalogue from the outside of the pipeline to its middle, the order in which a batch meets them.
 _PIPELINE: Final = ("data", "h2d", "route", "replica_keys", "host", "d2d", "replicas", "comm", "dense", "compute")
@@ -91,23 +89,6 @@ def lanes(timeline: Timeline, *, rank: int | None = None, steps: int = 2) -> Lan
         step_ends_ns={step: end for step, end in ends.items() if start_ns < end <= end_ns},
         micro_batches=bool((timeline.ops["micro_batch"].fillna(0) > 0).any()),
     )
-
-
-def step_ends(timeline: Timeline) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """When each step ended: of its update or, without one, of its iteration's last op, as `nestpipe.metrics` has it.
-
-    Returns:
-        int64 (steps,), and int64 (ranks, steps) in nanoseconds.
-    """
-    update = timeline.ops["kind"].to_numpy() == OpKind.UPDATE.value
-    if update.any():
-        steps = timeline.ops["batch"].to_numpy()[update]
-        order = np.argsort(steps, kind="stable")
-        return steps[order], timeline.end_ns[:, update][:, order]
-    of_op = timeline.ops["step"].to_numpy()
-    steps = np.unique(of_op)
-    ends = np.stack([timeline.end_ns[:, of_op == step].max(axis=1) for step in steps], axis=1)
-    return steps, np.maximum.accumulate(ends, axis=1)
 
 
 def choose_ranks(waiting_ns: pd.Series[float], limit: int) -> tuple[int, ...]:

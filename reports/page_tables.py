@@ -9,11 +9,11 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from nestpipe.metrics import PARTS, Window
+from nestpipe.metrics import PARTS, Window, step_ends
 from nestpipe.timeline import Timeline
 from nestpipe.units import ns_to_ms
 from reports.diff import Diff
-from reports.lanes import step_ends, stream_order
+from reports.lanes import stream_order
 from reports.runs import Run
 from reports.style import STATUSES
 from reports.tables import METRICS, cell

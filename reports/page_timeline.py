@@ -15,9 +15,9 @@ import numpy.typing as npt
 import pandas as pd
 
 from nestpipe.errors import TraceError
-from nestpipe.metrics import Window, partition
+from nestpipe.metrics import Window, partition, step_ends
 from nestpipe.timeline import Timeline
-from reports.lanes import choose_ranks, step_ends, stream_order
+from reports.lanes import choose_ranks, stream_order
 from reports.style import KINDS, text_colour
 
 __all__ = ["Choice", "choose", "kinds_payload", "timeline_payload"]

@@ -139,10 +139,10 @@ def run_metrics(run: Run, baseline: Run, base: Run) -> dict[str, float]:
 def status_of(case: Case, is_baseline: bool, loop: Loop, world_size: int) -> str:
     """Where the numbers of a run come from: fitted, predicted, assumed or extrapolated; see `Row`."""
     sizes = [row.world_size for row in case.fit]
-    if any(stream.resource is Resource.DOMAIN for stream in loop.streams):
-        return "assumed"
     if world_size > max(sizes) or world_size < min(sizes):
         return "extrapolated"
+    if any(stream.resource is Resource.DOMAIN for stream in loop.streams):
+        return "assumed"
     return "fitted" if is_baseline and world_size in sizes else "predicted"
 
 

@@ -77,8 +77,8 @@ def simulate(
         if model is None
         else _Runner.of_model(model, cluster, batch, domain_size, compute_efficiency)
     )
-    world_size = world_size or runner.headline_world_size
-    base = base_world_size or min(runner.base_world_size, world_size)
+    world_size = runner.headline_world_size if world_size is None else world_size
+    base = min(runner.base_world_size, world_size) if base_world_size is None else base_world_size
     loop = runner.loop(load(schedule), micro_batches)
     require_runnable(loop)
     facts = provenance(
@@ -127,6 +127,11 @@ def simulate(
     }
     if run.stages is not None and run.load is not None:
         result |= {"stages": run.stages.to_dict("records"), "load": run.load.to_dict("records")}
+        result["resources"] = [
+            {"resource": name, "busy": min(1.0, float(busy)), "status": "predicted"}
+            for name, busy in zip(run.load["resource"], run.load["utilisation"], strict=True)
+        ]
+    result["assumptions"] = runner.assumptions
     if out is not None:
         from reports.runs import write_run
 
@@ -142,6 +147,7 @@ class _Runner:
     loop: Callable[[Loop, int | None], Loop]
     status: Callable[[Loop, str, int], str]
     facts: dict[str, object]
+    assumptions: list[dict[str, object]]
     baseline_schedule: str
     base_world_size: int
     headline_world_size: int
@@ -161,6 +167,10 @@ class _Runner:
             loop=lambda loop, micro_batches: case_loop(case, loop, values, micro_batches),
             status=lambda loop, schedule, size: status_of(case, schedule == case.baseline.schedule, loop, size),
             facts={"case": case.case, "case_source": case.source},
+            assumptions=[
+                {"name": name, "value": values[name], "low": each.low, "high": each.high, "why": each.why}
+                for name, each in case.assumptions.items()
+            ],
             baseline_schedule=case.baseline.schedule,
             base_world_size=case.base_world_size,
             headline_world_size=case.headline_world_size,
@@ -205,6 +215,10 @@ class _Runner:
             loop=lambda loop, micro_batches: loop if micro_batches is None else with_micro_batches(loop, micro_batches),
             status=lambda *_: "assumed",
             facts={"model": name, "model_source": workload.source, "batch_per_rank": samples},
+            assumptions=[
+                {"name": "compute_efficiency", "value": compute_efficiency, "why": "share of peak arithmetic reached"},
+                {"name": "model", "value": name, "why": "every size by roofline; no key repeats"},
+            ],
             baseline_schedule="sync",
             base_world_size=hardware.ranks_per_node,
             headline_world_size=hardware.ranks_default,
