@@ -21,7 +21,7 @@ from nestpipe.text import show
 from sim.constraints import better, violations
 from sim.evaluate import Evaluator
 from sim.grid import Grid
-from sim.sweep_backends import Chunk, Finished, on_dask, on_processes, on_this_process
+from sim.sweep_backends import Backend, Chunk, backend
 from sim.sweep_store import Store, as_frame, schema_of
 
 __all__ = ["Estimate", "digest", "estimate", "read_results", "sweep", "sweep_to"]
@@ -106,15 +106,18 @@ def sweep(grid: Grid, *, workers: int = 1, dask: str | None = None, progress: Pr
         progress: told how many configurations of how many are done.
     """
     tables: list[pa.Table] = []
-    for rung, (num, seeds) in enumerate(_rungs(grid, len(grid.chosen()))):
-        indices = grid.chosen() if rung == 0 else _survivors(grid, iter(tables), num)
-        chunks = _Chunks(indices=indices, rung=rung, seeds=seeds, size=_chunk_size(grid))
-        done: dict[int, pa.Table] = {}
-        for chunk, table in _run(grid, iter(chunks), workers, dask):
-            done[chunk.number] = table
-            if progress is not None:
-                progress(sum(each.num_rows for each in done.values()), len(indices))
-        tables = list(_overlaid(iter(tables), [done[number] for number in sorted(done)]))
+    packed = pickle.dumps(grid)
+    with backend(workers, dask) as run:
+        for rung, (num, seeds) in enumerate(_rungs(grid, len(grid.chosen()))):
+            indices = grid.chosen() if rung == 0 else _survivors(grid, iter(tables), num)
+            chunks = _Chunks(indices=indices, rung=rung, seeds=seeds, size=_chunk_size(grid))
+            done: dict[int, pa.Table] = {}
+            for chunk, table in run(packed, iter(chunks)):
+                done[chunk.number] = table
+                if progress is not None:
+                    progress(sum(each.num_rows for each in done.values()), len(indices))
+            later = [done[number] for number in sorted(done)]
+            tables = later if rung == 0 else list(_overlaid(iter(tables), later))
     return as_frame(pa.concat_tables(tables) if tables else schema_of(grid).empty_table())
 
 
@@ -128,23 +131,31 @@ def sweep_to(
     """
     stamp = digest(grid)
     facts = {"scenario": grid.scenario.scenario, "points": len(grid.chosen()), "nestpipe_digest": stamp}
-    size = _chunk_size(grid) if not (folder / "sweep.json").is_file() else 1
-    store = Store.open(folder, schema_of(grid), digest=stamp, facts=facts, chunk_size=size)
-    if store.results.is_file():
-        return store.results
-    merged: list[int] = []
-    for rung, (num, seeds) in enumerate(_rungs(grid, len(grid.chosen()))):
-        indices = grid.chosen() if rung == 0 else _survivors(grid, _all(store, merged), num)
-        chunks = _Chunks(indices=indices, rung=rung, seeds=seeds, size=store.chunk_size)
-        finished = sum(len(chunks[i].indices) for i in range(len(chunks)) if store.has(rung, i))
-        todo = (chunks[i] for i in range(len(chunks)) if not store.has(rung, i))
-        for chunk, table in _run(grid, todo, workers, dask):
-            store.add(rung, chunk.number, table)
-            finished += table.num_rows
-            if progress is not None:
-                progress(finished, len(indices))
-        merged.append(len(chunks))
+    rungs = _rungs(grid, len(grid.chosen()))
+    with backend(workers, dask) as run:
+        size = _chunk_size(grid) if not (folder / "sweep.json").is_file() else 1
+        store = Store.open(folder, schema_of(grid), digest=stamp, facts=facts, chunk_size=size)
+        if store.results.is_file():
+            return store.results
+        merged: list[int] = []
+        for rung, (num, seeds) in enumerate(rungs):
+            indices = grid.chosen() if rung == 0 else _survivors(grid, _all(store, merged), num)
+            chunks = _Chunks(indices=indices, rung=rung, seeds=seeds, size=store.chunk_size)
+            _fill(store, grid, chunks, run, progress)
+            merged.append(len(chunks))
     return store.merge(_all(store, merged), facts)
+
+
+def _fill(store: Store, grid: Grid, chunks: _Chunks, run: Backend, progress: Progress | None) -> None:
+    """Evaluates the chunks of a rung that the store does not have."""
+    rung = chunks.rung
+    finished = sum(len(chunks[i].indices) for i in range(len(chunks)) if store.has(rung, i))
+    todo = (chunks[i] for i in range(len(chunks)) if not store.has(rung, i))
+    for chunk, table in run(pickle.dumps(grid), todo):
+        store.add(rung, chunk.number, table)
+        finished += table.num_rows
+        if progress is not None:
+            progress(finished, len(chunks.indices))
 
 
 def _all(store: Store, num_chunks: Sequence[int]) -> Iterator[pa.Table]:
@@ -231,15 +242,6 @@ def _chunk_size(grid: Grid) -> int:
     if not len(grid.chosen()):
         return 1
     return max(1, min(_CHUNK_MAX, round(_CHUNK_S / max(estimate(grid).point_s, 1e-4))))
-
-
-def _run(grid: Grid, chunks: Iterator[Chunk], workers: int, dask: str | None) -> Iterator[Finished]:
-    packed = pickle.dumps(grid)
-    if dask is not None:
-        return on_dask(packed, chunks, dask)
-    if workers > 1:
-        return on_processes(packed, chunks, workers)
-    return on_this_process(packed, chunks)
 
 
 def read_results(path: Path) -> pd.DataFrame:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import importlib
 import pickle
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from functools import lru_cache
+from contextlib import contextmanager
+from functools import lru_cache, partial
 from itertools import islice
 from multiprocessing import get_context
 from typing import Any, NamedTuple, TypeAlias
@@ -24,7 +25,14 @@ from sim.evaluate import Evaluator
 from sim.grid import Grid
 from sim.sweep_store import schema_of, table_of
 
-__all__ = ["DASK_TIMEOUT_S", "Chunk", "Finished", "evaluate_chunk", "on_dask", "on_processes", "on_this_process"]
+__all__ = [
+    "DASK_TIMEOUT_S",
+    "Backend",
+    "Chunk",
+    "Finished",
+    "backend",
+    "evaluate_chunk",
+]
 
 DASK_TIMEOUT_S = 5
 _IN_FLIGHT_PER_WORKER = 3
@@ -40,6 +48,8 @@ class Chunk(NamedTuple):
 
 
 Finished: TypeAlias = tuple[Chunk, pa.Table]
+#: Evaluates chunks of a pickled grid.
+Backend: TypeAlias = Callable[[bytes, Iterator[Chunk]], Iterator[Finished]]
 
 
 @lru_cache(maxsize=4)
@@ -104,53 +114,56 @@ def on_processes(packed: bytes, chunks: Iterator[Chunk], workers: int) -> Iterat
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def on_dask(packed: bytes, chunks: Iterator[Chunk], address: str) -> Iterator[Finished]:
-    """On the workers of a Dask cluster.
+@contextmanager
+def dask_cluster(address: str) -> Iterator[Backend]:
+    """A backend that evaluates on the workers of a Dask cluster, connected to before anything else is done.
 
     Raises:
-        NestPipeError: if dask is not installed, the scheduler does not answer, it has no workers, or a chunk fails.
+        NestPipeError: if dask is not installed, the scheduler does not answer or has no workers, or a chunk fails.
     """
-    client, as_completed = _connect(address)
-
+    client = _connect(address)
     try:
         workers = len(client.scheduler_info(n_workers=-1)["workers"])
         if not workers:
             raise NestPipeError(f"--dask {address}: the scheduler has no workers; start some: dask worker {address}")
-        running: dict[str, Chunk] = {}
-        prefix = f"nestpipe-{uuid.uuid4().hex}"
-
-        def submit(chunk: Chunk) -> Any:
-            future = client.submit(
-                evaluate_chunk, packed, chunk, key=f"{prefix}-{chunk.rung}-{chunk.number}", pure=False
-            )
-            running[future.key] = chunk
-            return future
-
-        completed = as_completed([submit(chunk) for chunk in islice(chunks, _IN_FLIGHT_PER_WORKER * workers)])
-        for future in completed:
-            chunk, table = running.pop(future.key), _result(future, address)
-            for more in islice(chunks, 1):
-                completed.add(submit(more))
-            yield chunk, table
+        yield partial(_on_dask, client=client, address=address, in_flight=_IN_FLIGHT_PER_WORKER * workers)
     finally:
         client.close(timeout=DASK_TIMEOUT_S)
 
 
-def _connect(address: str) -> tuple[Any, Any]:
-    """A client of the scheduler, and what waits for futures."""
+def _on_dask(
+    packed: bytes, chunks: Iterator[Chunk], *, client: Any, address: str, in_flight: int
+) -> Iterator[Finished]:
+    as_completed = importlib.import_module("distributed").as_completed
+    running: dict[str, Chunk] = {}
+    prefix = f"nestpipe-{uuid.uuid4().hex}"
+
+    def submit(chunk: Chunk) -> Any:
+        future = client.submit(evaluate_chunk, packed, chunk, key=f"{prefix}-{chunk.rung}-{chunk.number}", pure=False)
+        running[future.key] = chunk
+        return future
+
+    completed = as_completed([submit(chunk) for chunk in islice(chunks, in_flight)], loop=client.loop)
+    for future in completed:
+        chunk, table = running.pop(future.key), _result(future, address)
+        for more in islice(chunks, 1):
+            completed.add(submit(more))
+        yield chunk, table
+
+
+def _connect(address: str) -> Any:
     try:
-        distributed: Any = importlib.import_module("distributed")
+        distributed = importlib.import_module("distributed")
     except ImportError:
         raise NestPipeError("--dask needs Dask: pip install 'nestpipe[sweep]'") from None
     try:
-        client = distributed.Client(address, timeout=DASK_TIMEOUT_S, set_as_default=False)
+        return distributed.Client(address, timeout=DASK_TIMEOUT_S, set_as_default=False)
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise NestPipeError(
             f"--dask {address}: no Dask scheduler answers within {DASK_TIMEOUT_S} s ({reason}); check the address, "
             "for example tcp://host:8786"
         ) from None
-    return client, distributed.as_completed
 
 
 def _result(future: Any, address: str) -> pa.Table:
@@ -164,3 +177,13 @@ def _result(future: Any, address: str) -> pa.Table:
             "version of nestpipe; what had finished is kept"
         ) from error
     return table
+
+
+@contextmanager
+def backend(workers: int, dask: str | None) -> Iterator[Backend]:
+    """Where to evaluate: a Dask cluster if an address is given, otherwise `workers` processes of this machine."""
+    if dask is not None:
+        with dask_cluster(dask) as cluster:
+            yield cluster
+    else:
+        yield partial(on_processes, workers=workers) if workers > 1 else on_this_process

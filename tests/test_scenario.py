@@ -1,0 +1,144 @@
+"""Scenario files: what they mean, and what is said about those that cannot be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nestpipe.errors import CaseError, NestPipeError
+from sim.evaluate import Evaluator
+from sim.grid import Grid, sweepable, with_value
+from sim.scenario import load_scenario
+from sim.scenario_parts import Factors, Range
+from tests.scenarios import PLAIN, PRICED, RANDOM, grid, scenario, write
+
+
+def _error(tmp_path: Path, text: str) -> str:
+    path = write(tmp_path, text)
+    with pytest.raises(NestPipeError) as caught:
+        Grid.of(load_scenario(path))
+    return str(caught.value).replace(str(path), "scenario.yaml")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("world_sizes:", "world_size:"), "unknown key 'world_size' (did you mean 'world_sizes'?)"),
+        (("[128, 1536]", "[128, 0]"), "world_sizes[1] must be at least 1, got 0"),
+        (("[128, 1536]", "[128, 128]"), "world_sizes: a value is given twice"),
+        (("[128, 1536]", "[]"), "world_sizes: give at least one"),
+        (("dbp", "dpb"), "schedules: unknown schedule 'dpb'"),
+        (("nestpipe_paper", "nestpipe_papr"), "unknown case 'nestpipe_papr'"),
+        (("{case: nestpipe_paper}", "{case: a, model: b}"), "workload: give exactly one of case, trace and model"),
+        (("{case: nestpipe_paper}", "{}"), "workload: give exactly one of case, trace and model, got none"),
+        (("{case: nestpipe_paper}", "{model: hstu}"), "workload.model needs clusters, each with a topology"),
+        (("scenario: plain", "scenario: plain\nfactors: {skew: 0}"), "factors: skew must be positive, got 0"),
+        (("scenario: plain", "scenario: plain\nfactors: {skw: 2}"), "unknown key 'skw' (did you mean 'skew'?)"),
+        (("scenario: plain", "scenario: plain\nfactors: {time: {lokup: 2}}"), "unknown op kind 'lokup'"),
+        (("scenario: plain", "scenario: plain\nbatch_per_worker: 8\nglobal_batch: 64"), "contradict each other"),
+        (("scenario: plain", "scenario: plain\nconstraints: {qps_min: 9, qps_max: 3}"), "qps_max 3 contradict"),
+        (("scenario: plain", "scenario: plain\nconstraints: {world_size_max: 64}"), "contradicts world_sizes"),
+        (("scenario: plain", "scenario: plain\nconstraints: {cost_per_hour_max: 9}"), "needs a price"),
+        (("scenario: plain", "scenario: plain\nconstraints: {expected_qps_min: 9}"), "needs 'failures'"),
+        (("scenario: plain", "scenario: plain\nobjective: {minimise: qps}"), "qps is to be maximised"),
+        (("scenario: plain", "scenario: plain\nobjective: {minimise: cost}"), "unknown objective 'cost'"),
+        (("scenario: plain", "scenario: plain\nobjective: {}"), "give exactly one of minimise and maximise"),
+        (("scenario: plain", "scenario: plain\nclusters: {a: {device_memory_bytes: 64 GX}}"), "a size must be bytes"),
+        (("scenario: plain", "scenario: plain\nclusters: {a: {topology: dgx_h10}}"), "unknown topology 'dgx_h10'"),
+        (("scenario: plain", "scenario: plain\nsweep: {search: random}"), "needs 'points'"),
+        (("scenario: plain", "scenario: plain\nsweep: {axes: {factors.skw: [1, 2]}}"), "did you mean 'factors.skew'?"),
+        (("scenario: plain", "scenario: plain\nsweep: {axes: {factors.skew: [1, -2]}}"), "must be positive, got -2"),
+        (("scenario: plain", "scenario: plain\nsweep: {axes: {factors.skew: [1, 1]}}"), "a value is given twice"),
+        (("scenario: plain", "scenario: plain\nsweep: {axes: {factors.skew: {from: 0, to: 1, num: 3, scale: log}}}"),
+         "a log range needs positive ends"),
+        (("scenario: plain", "scenario: plain\ncontention: true"), "contention needs clusters, each with a topology"),
+        (("{case: nestpipe_paper}", "{case: nestpipe_paper, assumptions: {sync: 2}}"), "unknown assumption 'sync'"),
+    ],
+)  # fmt: skip
+def test_a_file_that_cannot_be_is_refused_with_the_reason(
+    tmp_path: Path, change: tuple[str, str], message: str
+) -> None:
+    assert change[0] in PLAIN
+    assert message in _error(tmp_path, PLAIN.replace(*change))
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CaseError, match=r"nowhere\.yaml: cannot be read"):
+        load_scenario(tmp_path / "nowhere.yaml")
+
+
+def test_schedules_and_cases_beside_the_file_are_found(tmp_path: Path) -> None:
+    from nestpipe.schedules import load
+    from nestpipe.text import show
+
+    (tmp_path / "mine.txt").write_text(show(load("dbp")), encoding="utf-8")
+    found = Grid.of(load_scenario(write(tmp_path, PLAIN.replace("dbp", "mine.txt"))))
+    row = Evaluator(grid=found).row(next(each for each in found if each.variant.schedule.endswith("mine.txt")))
+    assert row["status"] == "ok"
+
+
+def test_the_grid_holds_every_combination_once_and_repeats_no_schedule_for_what_it_does_not_have() -> None:
+    found = grid(PLAIN)
+    assert [tuple(variant) for variant in found.variants] == [
+        ("sync", 1, None), ("dbp", 1, None), ("nestpipe", 2, None), ("nestpipe", 8, None),
+    ]  # fmt: skip
+    configurations = [found[i] for i in range(len(found))]
+    assert len({(each.variant, each.world_size) for each in configurations}) == len(found) == 8
+    assert [each.index for each in configurations] == list(range(8))
+    with pytest.raises(IndexError):
+        found[8]
+
+
+def test_automatic_micro_batches_are_powers_of_two_up_to_the_batch() -> None:
+    found = grid(PLAIN, micro_batches="auto", batch_per_worker=(24,))
+    assert [each.micro_batches for each in found.variants if each.schedule == "nestpipe"] == [1, 2, 4, 8, 16]
+
+
+def test_a_random_search_draws_different_points_and_the_same_ones_again() -> None:
+    text = PLAIN.replace("scenario: plain", "scenario: plain\nsweep: {search: random, points: 5, seed: 3}")
+    first, again = grid(text).chosen(), grid(text).chosen()
+    assert first == again
+    assert len(set(first)) == 5
+    assert first != grid(text.replace("seed: 3", "seed: 4")).chosen()
+
+
+def test_a_huge_grid_is_addressed_without_being_built() -> None:
+    axes = {f"factors.{name}": Range(start=1, to=9, num=1000) for name in ("skew", "peer_cost", "lookup_cost")}
+    text = PLAIN.replace("scenario: plain", "scenario: plain\nsweep: {search: random, points: 4}")
+    found = grid(text)
+    import msgspec
+
+    swept = msgspec.structs.replace(found.scenario.sweep, axes=axes)
+    huge = Grid.of(msgspec.structs.replace(found.scenario, sweep=swept))
+    assert len(huge) == 8 * 10**9
+    assert huge[8 * 10**9 - 1].settings == tuple((key, 9.0) for key in axes)
+    assert len(huge.chosen()) == 4
+
+
+@pytest.mark.parametrize("text", [PLAIN, PRICED, RANDOM])
+def test_every_sweepable_key_can_be_set(text: str) -> None:
+    found = scenario(text)
+    for key in sweepable(found):
+        if not key.endswith(("unique_ratio", "share", "_max", "update_share")):
+            with_value(found, key, 1 if "bytes" not in key else 4096)
+
+
+def test_what_cannot_be_is_a_row_that_says_why() -> None:
+    found = grid(PLAIN, schedules=("nestpipe_2d_sp",), world_sizes=(1536,), domain_sizes=(100,), micro_batches=8)
+    row = Evaluator(grid=found).row(found[0])
+    assert (row["status"], row["reason"]) == (
+        "invalid",
+        "world_size 1536 is not divisible by domain_size 100; choose a divisor of 1536",
+    )
+    found = grid(PLAIN, schedules=("nestpipe",), micro_batches=16, batch_per_worker=8)
+    assert Evaluator(grid=found).row(found[0])["reason"] == "16 micro-batches of 8 samples per worker"
+    found = grid(PLAIN, schedules=("sync",), world_sizes=(96,), global_batch=1000)
+    assert Evaluator(grid=found).row(found[0])["reason"] == "global_batch 1000 is not a multiple of 96"
+
+
+def test_factors_of_cluster_and_scenario_multiply() -> None:
+    one = Factors(skew=2.0, time={"lookup": 3.0})
+    other = Factors(skew=1.5, compute_time=0.5, time={"lookup": 2.0, "sync": 4.0})
+    both = one.combined(other)
+    assert (both.skew, both.compute_time, both.time) == (3.0, 0.5, {"lookup": 6.0, "sync": 4.0})
