@@ -227,3 +227,21 @@ def test_a_cluster_of_each_shape_can_be_drawn(name: str) -> None:
     legend = axes.get_legend()
     assert legend is not None
     assert cluster.tiers[0].name in legend.get_texts()[0].get_text()
+
+
+def test_the_example_of_the_documentation_is_a_cluster() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "hardware.md").read_text(encoding="utf-8")
+    example = page.split("```yaml\n")[1].split("```")[0]
+    fabric = Fabric(parse_cluster(example, "docs/hardware.md"), 8)
+    assert fabric.bisection_bytes_per_s() == 4 * 12.5e9
+
+
+def test_measured_prints_residuals_and_the_share_reached(shared_data: Path) -> None:
+    log = shared_data / "real" / "collectives" / "nccl_a100x8_alltoall.log"
+    run = CliRunner().invoke(app, ["measured", str(log), "--topology", "dgx_a100", "--format", "json"])
+    assert run.exit_code == 0, run.output
+    first = json.loads(run.stdout)["curves"][0]
+    assert (first["collective"], first["world_size"], first["num_sizes"]) == ("all_to_all", 8, 29)
+    assert first["residual_median"] < 0.02
+    assert 0.5 < first["reached"] < 1
+    assert "29" in CliRunner().invoke(app, ["measured", str(log), "--topology", "dgx_a100"]).stdout

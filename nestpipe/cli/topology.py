@@ -77,6 +77,86 @@ def show_(
         typer.echo(_text(facts))
 
 
+@app.command("measured")
+def measured(
+    log: Annotated[Path, typer.Argument(metavar="LOG", help="nccl-tests, RCCL or HCCL output, or a table of them.")],
+    name: Annotated[str, typer.Option("--topology", metavar="NAME|FILE", help="The cluster that was measured.")],
+    group: Annotated[
+        list[str] | None,
+        typer.Option("--group", metavar="TIER=RANKS", help="Another group size in a tier, repeatable."),
+    ] = None,
+    collective: Annotated[
+        str | None, typer.Option("--collective", help="Only this one, for example all_to_all.")
+    ] = None,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Measured collectives beside a cluster: leave-one-size-out residuals, and the share of the hardware reached."""
+    from sim.net_curves import read_curves
+
+    cluster = _cluster(name, "dgx_h100", group or [])
+    rows = [_measured_row(cluster, curve) for curve in read_curves(log, collective)]
+    if output is Format.JSON:
+        typer.echo(json.dumps({"topology": cluster.name, "curves": rows}, indent=1))
+        return
+    if output is Format.CSV:
+        typer.echo(",".join(rows[0]) if rows else "collective")
+        for row in rows:
+            typer.echo(",".join("" if value is None else str(value) for value in row.values()))
+        return
+    typer.echo(f"{log} beside {cluster.name}; residuals: each inner size predicted from the others")
+    typer.echo(
+        f"{'collective':<16}{'ranks':>6} {'dtype':<8}{'place':<5}{'sizes':>6}{'median':>9}{'worst':>9}"
+        f"{'at bytes':>14}{'largest bytes':>15}{'measured ms':>13}{'hardware ms':>13}{'reached':>9}"
+    )
+    for row in rows:
+        residuals = [row["residual_median"], row["residual_worst"]]
+        shown = "".join(f"{'-' if value is None else f'{value:.1%}':>9}" for value in residuals)
+        hardware = "-" if row["hardware_ns"] is None else f"{row['hardware_ns'] / 1e6:.4g}"
+        reached = "-" if row["reached"] is None else f"{row['reached']:.1%}"
+        typer.echo(
+            f"{row['collective']:<16}{row['world_size']:>6} {row['dtype']:<8}{'in' if row['in_place'] else 'out':<5}"
+            f"{row['num_sizes']:>6}{shown}{row['residual_worst_bytes'] or '-':>14}{row['largest_bytes']:>15}"
+            f"{row['measured_ns'] / 1e6:>13.4g}{hardware:>13}{reached:>9}"
+        )
+
+
+def _measured_row(cluster: Cluster, curve: Any) -> dict[str, Any]:
+    from nestpipe.errors import TraceError
+    from sim.collectives import Collectives, Split
+    from topologies.fabric import Fabric
+
+    largest, time_ns = curve.size_bytes[-1], curve.time_ns[-1]
+    hardware_ns: int | None = None
+    if curve.world_size <= cluster.ranks_max and curve.collective in (
+        "all_to_all", "all_reduce", "all_gather", "reduce_scatter",
+    ):  # fmt: skip
+        costs = Collectives(Fabric(cluster, curve.world_size))
+        if curve.collective == "all_to_all":
+            hardware_ns = costs.all_to_all(Split.even(largest, curve.world_size)).time_ns
+        else:
+            hardware_ns = getattr(costs, curve.collective)(largest).time_ns
+    try:
+        residuals = curve.leave_one_out()
+        worst = max(range(len(residuals.error)), key=lambda n: abs(residuals.error[n]))
+        found = (residuals.median, residuals.worst, residuals.size_bytes[worst])
+    except TraceError:
+        found = (None, None, None)
+    return {
+        "collective": curve.collective,
+        "world_size": curve.world_size,
+        "dtype": curve.dtype,
+        "in_place": curve.in_place,
+        "num_sizes": len(curve.size_bytes),
+        "residual_median": found[0],
+        "residual_worst": found[1],
+        "residual_worst_bytes": found[2],
+        "largest_bytes": largest,
+        "measured_ns": time_ns,
+        "hardware_ns": hardware_ns,
+        "reached": None if not hardware_ns else hardware_ns / time_ns,
+    }
+
+
 def _cluster(name: str, like: str, groups: list[str]) -> Cluster:
     from nestpipe.errors import TopologyError
     from topologies.cluster import load_cluster, names
