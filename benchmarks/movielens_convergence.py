@@ -20,7 +20,7 @@ from executor.digests import state_digests
 from executor.launch import RankPool
 from executor.numerics import NanPolicy
 from executor.optimizers import OptimizerKind
-from executor.options import ModelKind, RunOptions, make_trainer, movielens_sequences
+from executor.options import ModelKind, RunOptions, make_trainer, user_sequences
 from executor.sequence_models import SequenceModel, next_item_scores
 from executor.session import last_batch
 from executor.world import World
@@ -30,7 +30,7 @@ CUTS = (10, 50)
 
 def ranking_metrics(model: SequenceModel, table: torch.Tensor, path: Path) -> dict[str, float]:
     """HR and NDCG of the held-out items."""
-    sequences, _ = movielens_sequences(path)
+    sequences, _ = user_sequences(path)
     users = [items.tolist() for items in sequences if len(items) > 2]
     scores = next_item_scores(model, table, [items[:-1] for items in users])
     for row, items in zip(scores, users, strict=True):

@@ -46,10 +46,12 @@ def run(
     heads: Annotated[int, typer.Option(help="Attention heads.")] = 2,
     max_length: Annotated[int, typer.Option(help="Longest sequence, target included.")] = 50,
     num_negatives: Annotated[int, typer.Option(help="Sampled negatives of a sequence.")] = 32,
-    data: Annotated[Path | None, typer.Option(help="Key file or MovieLens ratings; generated if not given.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Key file, MovieLens ratings or KuaiRand log; generated if none.")
+    ] = None,
     exponent: Annotated[float, typer.Option(help="Zipf exponent of generated keys.")] = 1.05,
     mean_length: Annotated[float, typer.Option(help="Mean keys per bag of generated data.")] = 2.0,
-    epochs: Annotated[int, typer.Option(help="Passes over a MovieLens file.")] = 1,
+    epochs: Annotated[int, typer.Option(help="Passes over the sequences of a file.")] = 1,
     seed: Annotated[int, typer.Option(help="Seed of data, tables and parameters.")] = 0,
     cluster: Annotated[bool, typer.Option(help="Put samples that share keys into one micro-batch.")] = False,
     optimizer: Annotated[OptimizerKind, typer.Option(help="Of rows and parameters.")] = OptimizerKind.ROWWISE_ADAGRAD,

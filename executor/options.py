@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import torch
 
 from executor.clusters import cluster_by_keys
-from executor.data import Feature, Source
+from executor.data import Feature, Int64, Source
 from executor.models import DLRM, Model
 from executor.numerics import NanPolicy
 from executor.optimizers import OptimizerKind
@@ -26,9 +27,12 @@ from nestpipe.errors import ExecutorError
 from nestpipe.ir import Loop, with_micro_batches
 from nestpipe.schedules import load
 from traces.generate import zipf_ranks
-from traces.keys import read_keys
+from traces.keys import detect_layout, read_keys
 
-__all__ = ["CommDtype", "ModelKind", "RunOptions", "load_loop", "make_trainer", "movielens_sequences"]
+__all__ = ["CommDtype", "ModelKind", "RunOptions", "load_loop", "make_trainer", "user_sequences"]
+
+
+_SEQUENCE_COLUMNS: Final = (("userId", "movieId", "timestamp"), ("user_id", "video_id", "time_ms"))
 
 
 class ModelKind(StrEnum):
@@ -62,10 +66,10 @@ class RunOptions:
         num_tables: tables of a DLRM on synthetic data; a key file brings its own.
         layers, heads, max_length, num_negatives: of the sequence models.
         hidden: widths of the DLRM's hidden layers.
-        data: key file or MovieLens ratings; None generates Zipf keys.
+        data: key file, or MovieLens ratings or a KuaiRand log for sequences; None generates Zipf keys.
         exponent: of the Zipf law.
         mean_length: mean keys per bag of the generated data.
-        epochs: passes over a MovieLens file.
+        epochs: passes over the sequences of a file.
         cluster: put samples that share keys into the same micro-batch.
         comm_dtype: of rows and gradients on the wire.
         allow_staleness: how stale rows may be.
@@ -195,7 +199,7 @@ def _sequence_run(options: RunOptions) -> tuple[Source, Model]:
     if options.data is None:
         sequences, num_items = _zipf_sequences(options), options.num_rows
     else:
-        found, num_items = movielens_sequences(options.data)
+        found, num_items = user_sequences(options.data)
         sequences = tuple(items[:-1][-options.max_length :] for items in found if len(items) > 2)
     source = SequenceSource(
         sequences=sequences,
@@ -219,7 +223,7 @@ def _sequence_run(options: RunOptions) -> tuple[Source, Model]:
     return source, model
 
 
-def _zipf_sequences(options: RunOptions) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], ...]:
+def _zipf_sequences(options: RunOptions) -> tuple[Int64, ...]:
     """Enough random histories of Zipf items for 64 batches of 8 ranks; later batches reshuffle them."""
     rng = np.random.default_rng([options.seed, 2])
     count = min(options.batch_size * 512, 65_536)
@@ -228,13 +232,25 @@ def _zipf_sequences(options: RunOptions) -> tuple[np.ndarray[tuple[int], np.dtyp
     return tuple(np.split(items, np.cumsum(lengths)[:-1]))
 
 
-def movielens_sequences(path: Path) -> tuple[tuple[np.ndarray[tuple[int], np.dtype[np.int64]], ...], int]:
+def user_sequences(path: Path) -> tuple[tuple[Int64, ...], int]:
     """Each user's items in time order, items renumbered from 0, and the number of items.
 
+    Args:
+        path: MovieLens ratings (userId, movieId, timestamp) or a KuaiRand log (user_id, video_id, time_ms).
+
     Raises:
-        TraceError: if the file has no columns userId, movieId and timestamp.
+        TraceError: if the file cannot be read.
+        ExecutorError: if it has neither set of columns.
     """
-    stream = read_keys(path, columns=("userId", "movieId"), order_by="timestamp")
+    columns = detect_layout(path).columns
+    known = next((names for names in _SEQUENCE_COLUMNS if set(names) <= set(columns)), None)
+    if known is None:
+        raise ExecutorError(
+            f"{path}: sequences need the columns {' or '.join(', '.join(names) for names in _SEQUENCE_COLUMNS)}; "
+            f"it has {', '.join(columns) or 'none'}"
+        )
+    user, item, moment = known
+    stream = read_keys(path, columns=(user, item), order_by=moment)
     users = stream.values[0::2]
     _, items = np.unique(stream.values[1::2], return_inverse=True)
     order = np.argsort(users, kind="stable")

@@ -30,6 +30,8 @@ from traces.export_kineto import write_kineto
 
 __all__ = ["Outputs", "last_batch", "step_times_ms", "train", "write_parquet"]
 
+_SEGMENT_BATCHES = 1000
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outputs:
@@ -56,9 +58,11 @@ def train(trainer: Trainer, options: RunOptions, outputs: Outputs, end: int) -> 
     """
     with _progress(trainer, end):
         while trainer.next_batch < end:
-            every = outputs.checkpoint_every or end - trainer.next_batch
+            # a program is unrolled whole; draining now and then bounds its memory
+            every = min(outputs.checkpoint_every or _SEGMENT_BATCHES, _SEGMENT_BATCHES)
             trainer.run(min(every - trainer.next_batch % every, end - trainer.next_batch))
-            if outputs.checkpoint is not None:
+            every = outputs.checkpoint_every or end
+            if outputs.checkpoint is not None and (trainer.next_batch % every == 0 or trainer.next_batch == end):
                 save(trainer, outputs.checkpoint)
     world, worker = trainer.world, trainer.worker
     meta = {"model": options.model.value, "emulated": sorted(e.kind.value for e in options.emulations) or None}

@@ -23,7 +23,7 @@ from traces.key_stream import mix64, owner_of
 
 __all__ = ["HostStore", "Layout", "TableGroup", "TableSpec", "make_layout"]
 
-_CHUNK_ROWS = 1 << 18
+_CHUNK_ROWS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

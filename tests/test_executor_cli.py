@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 from executor import recorder
-from executor.options import CommDtype, ModelKind, RunOptions, make_trainer, movielens_sequences
+from executor.options import CommDtype, ModelKind, RunOptions, make_trainer, user_sequences
 from executor.session import Outputs, last_batch, train
 from executor.world import World
 from executor.wraps import parse_delay, parse_emulation
@@ -207,15 +207,23 @@ def test_torchrun_starts_it() -> None:
     assert json.loads(done.stdout.splitlines()[-1])["world_size"] == 2
 
 
-def test_movielens_sequences_are_in_time_order_with_items_renumbered(tmp_path: Path) -> None:
-    path = tmp_path / "ratings.csv"
-    rows = pd.DataFrame(
-        {"userId": [1, 1, 2, 1], "movieId": [50, 7, 7, 9], "rating": [1.0] * 4, "timestamp": [30, 10, 5, 20]}
-    )
-    rows.to_csv(path, index=False)
-    sequences, num_items = movielens_sequences(path)
+@pytest.mark.parametrize(
+    "names", [("userId", "movieId", "rating", "timestamp"), ("user_id", "video_id", "is_click", "time_ms")]
+)
+def test_sequences_are_in_time_order_with_items_renumbered(tmp_path: Path, names: tuple[str, ...]) -> None:
+    path = tmp_path / "log.csv"
+    columns = ([1, 1, 2, 1], [50, 7, 7, 9], [1] * 4, [30, 10, 5, 20])
+    pd.DataFrame(dict(zip(names, columns, strict=True))).to_csv(path, index=False)
+    sequences, num_items = user_sequences(path)
     assert num_items == 3
     assert [items.tolist() for items in sequences] == [[0, 1, 2], [0]]
+
+
+def test_a_file_without_users_items_and_times_holds_no_sequences(tmp_path: Path) -> None:
+    path = tmp_path / "keys.csv"
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(ExecutorError, match="sequences need the columns userId, movieId, timestamp or user_id"):
+        user_sequences(path)
 
 
 @pytest.mark.parametrize("text", ["update", "update:x:1", "update:0:-1", "update:0:nan", "update:0:1:2"])

@@ -79,6 +79,21 @@ def _state(world: World, case: Case, schedule: str) -> dict[str, torch.Tensor]:
     return train_case(world, case, load(schedule)).state()
 
 
+def _paused(world: World, case: Case, pauses: tuple[int, ...]) -> dict[str, torch.Tensor]:
+    """The state after the case's steps, with the tables read, as for an evaluation, after each part."""
+    trainer = train_case(world, replace(case, steps=pauses[0]))
+    for steps in pauses[1:]:
+        trainer.state()
+        trainer.run(steps)
+    return trainer.state()
+
+
+def test_a_pause_for_evaluation_changes_nothing() -> None:
+    case = Case(schedule="nestpipe", micro_batches=4, scenario=Scenario.IDLE_RANK)
+    whole, parts = (pool(2).run(_paused, case, pauses)[0] for pauses in ((9,), (1, 2, 6)))
+    assert all(torch.equal(whole[key], parts[key]) for key in whole)
+
+
 def test_asynchronous_prefetch_does_not_equal_sequential_training() -> None:
     case = Case(schedule="async_prefetch", micro_batches=2, steps=STEPS)
     assert not pool(2).run(compare, [case])[0][0].equal
