@@ -35,6 +35,8 @@ _MESSAGES: Final = {
     "without it, or nothing brought it back; sync, or look up after write_back",
     "unreduced": "{op} applies dense gradients that no all_reduce has summed; let it wait for all_reduce",
 }
+_COPIES: Final = frozenset({OpKind.LOOKUP, OpKind.SYNC})
+_UPDATES: Final = frozenset({OpKind.UPDATE, OpKind.WRITE_BACK})
 _WHAT: Final = {Data.TABLE: "rows", Data.OPTIMIZER: "optimiser rows", Data.DENSE: "dense parameters"}
 
 
@@ -82,8 +84,21 @@ def _finding(run: VersionRun, seen: Sighting) -> Finding:
         message += f" ({keys})"
         told = _Told(run.program, run.order, run.scenario, run.first_batch)
         witness = told.tell(number, history, None if seen.rule == "lost-update" else seen.op, seen.state)
+        message += _always_first(run, seen) if seen.rule == "stale-table" else ""
     verdict = Verdict.STALE if seen.rule.startswith("stale") else Verdict.RACE
     return Finding(rule=seen.rule, verdict=verdict, message=message, witness=witness)
+
+
+def _always_first(run: VersionRun, seen: Sighting) -> str:
+    """The path by which the row is copied before the update that it lacks, on every run."""
+    order, batch = run.order, run.order.ops[seen.op].batch
+    copies = [i for i in order.sequence if order.ops[i].batch == batch and order.ops[i].kind in _COPIES]
+    updates = [i for i in order.sequence if order.ops[i].batch == seen.update and order.ops[i].kind in _UPDATES]
+    for copy in reversed([i for i in copies if order.before(i, seen.op)]):
+        for update in updates:
+            if path := order.path(copy, update):
+                return "; always in this order: " + " -> ".join(op_name(order.ops[i]) for i in path)
+    return ""
 
 
 def _race(run: VersionRun, seen: Sighting, clash: tuple[int, int, Data], keys: str) -> Finding:
