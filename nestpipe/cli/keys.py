@@ -225,6 +225,7 @@ def _world_json(one: KeyStatistics) -> dict[str, Any]:
             "unique_ratio": one.unique_ratio_per_rank,
             "shared_keys": one.shared_keys_per_rank,
             "overlap_unique": one.overlap_per_rank,
+            "origin": "resampled" if one.origin == "resampled" else "measured",
         },
         "owner": {
             "world_size": one.world_size,
@@ -336,7 +337,7 @@ def _world_text(result: dict[str, Any]) -> list[str]:
     rank, owner, micro = result["rank"], result["owner"], result["micro_batch"]
     at, n = f"{owner['world_size']} ranks ({owner['origin']})", _number
     return [
-        f"per rank, {result['batch']} samples (measured): {n(rank['lookups'])} lookups, "
+        f"per rank, {result['batch']} samples ({rank['origin']}): {n(rank['lookups'])} lookups, "
         f"{n(rank['unique_keys'])} keys after dedup, {n(rank['shared_keys'])} of them in its batch before",
         f"{micro['num_micro_batches']} micro-batches send {n(micro['in_order'])} times the batch's rows in order, "
         f"{n(micro['random'])} at random, {n(micro['clustered'])} clustered (measured)",
