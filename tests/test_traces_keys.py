@@ -68,7 +68,7 @@ def test_public_file_has_its_published_counts(name: str) -> None:
 
 @needs_shared
 def test_a_report_that_is_no_key_file_is_refused() -> None:
-    with pytest.raises(TraceError, match=r"locality_stats.txt: line 2: expected an integer"):
+    with pytest.raises(TraceError, match=r"locality_stats\.txt: line 2: expected an integer"):
         read_keys(KEYS / "dlrm_datasets_2021_locality_stats.txt")
 
 
@@ -90,6 +90,10 @@ def test_empty_cells_are_no_lookup_and_the_largest_keys_survive(tmp_path: Path) 
 def test_text_that_is_not_a_canonical_integer_is_hashed(tmp_path: Path) -> None:
     path = write(tmp_path / "k.csv", "id\n007\n7\n05db9164\n")
     assert read_keys(path).values.tolist() == [text_key("007"), 7, text_key("05db9164")]
+
+
+def test_names_in_any_script_are_columns_and_ids(tmp_path: Path) -> None:
+    assert read_keys(write(tmp_path / "k.csv", "商品\nläufer\n")).values.tolist() == [text_key("läufer")]
 
 
 def test_an_empty_line_of_a_single_column_is_a_sample_without_lookup(tmp_path: Path) -> None:

@@ -27,11 +27,9 @@ from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import sparse
-from scipy.sparse.csgraph import connected_components
 
 from nestpipe.errors import TraceError
-from nestpipe.units import split_evenly
+from traces.key_nets import Nets, Stack, leaders, merge
 from traces.key_sets import KeySets, dense_codes
 from traces.key_stream import KeyStream
 
@@ -42,7 +40,6 @@ Int = NDArray[np.int64]
 
 _STACK = 16
 _FINEST = 8
-_PHI = np.uint64(0x9E3779B97F4A7C15)
 _LIGHT_BELOW = 4.0
 
 
@@ -153,7 +150,7 @@ def cluster_keys(
     parts = [np.zeros(0, dtype=np.int64)]
     for start in range(0, num_samples, batch * _STACK):
         offsets = sample_offsets[start : start + batch * _STACK + 1]
-        stack = _Stack.of(keys[offsets[0] : offsets[-1]], offsets - offsets[0], batch, fine)
+        stack = Stack.of(keys[offsets[0] : offsets[-1]], offsets - offsets[0], batch, fine)
         parts.append(_cluster_stack(stack, num_micro_batches, np.random.default_rng(seed)))
     return np.concatenate(parts)
 
@@ -179,86 +176,14 @@ def duplicate_rows(stream: KeyStream, batch: int, micro_batch: Int, num_micro_ba
     return np.asarray(sent.sum(axis=1) - least, dtype=np.int64)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Nets:
-    """Which samples have which key, for keys of two samples or more.
-
-    Attributes:
-        size: int64 (keys,), samples of each key.
-        sample: int32 (entries,), key by key.
-        by_key, by_sample: the 0/1 matrix (keys, samples) and its transpose.
-    """
-
-    size: Int
-    sample: NDArray[np.int32]
-    by_key: sparse.csr_matrix
-    by_sample: sparse.csr_matrix
-
-    @classmethod
-    def of(cls, size: Int, sample: NDArray[np.int32], num_samples: int) -> _Nets:
-        start = np.concatenate([[0], np.cumsum(size)]).astype(np.int32)
-        ones = np.ones(len(sample), dtype=np.float32)
-        by_key = sparse.csr_matrix((ones, sample, start), shape=(len(size), num_samples))
-        return cls(size=size, sample=sample, by_key=by_key, by_sample=by_key.T.tocsr())
-
-    def only(self, keep: NDArray[np.bool_]) -> _Nets:
-        if keep.all():
-            return self
-        return _Nets.of(self.size[keep], self.sample[np.repeat(keep, self.size)], self.by_key.shape[1])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Stack:
-    """A run of batches that are clustered together; rows of all arrays are samples, batch by batch."""
-
-    nets: _Nets
-    batches: int
-    batch: int
-    sizes: Int
-
-    @property
-    def num_samples(self) -> int:
-        return self.batches * self.batch
-
-    @property
-    def batch_of_net(self) -> Int:
-        """The batch of each key; rises."""
-        return np.asarray(self.nets.sample[self.nets.by_key.indptr[:-1]] // self.batch, dtype=np.int64)
-
-    @classmethod
-    def of(cls, keys: NDArray[np.uint64], offsets: Int, batch: int, num_micro_batches: int) -> _Stack:
-        """Sorts (batch, key hash, sample) packed into words; equal hashes of a batch (2^-40 by chance) are one key."""
-        num_samples = len(offsets) - 1
-        batches = num_samples // batch
-        sample = np.repeat(np.arange(num_samples, dtype=np.uint64), np.diff(offsets))
-        low = np.uint64(max(num_samples - 1, 1).bit_length())
-        high = np.uint64(max(batches - 1, 1).bit_length())
-        packed = ((keys * _PHI) >> (high + low)) << low
-        packed |= sample
-        packed |= (sample // np.uint64(batch)) << (np.uint64(64) - high)
-        packed.sort()
-        fresh = np.ones(len(packed), dtype=bool)
-        np.not_equal(packed[1:], packed[:-1], out=fresh[1:])
-        if not fresh.all():
-            packed = packed[fresh]
-        net = packed >> low
-        edge = np.ones(len(packed) + 1, dtype=bool)
-        np.not_equal(net[1:], net[:-1], out=edge[1:-1])
-        size = np.diff(np.flatnonzero(edge))
-        shared = size > 1
-        members = (packed[np.repeat(shared, size)] & ((np.uint64(1) << low) - np.uint64(1))).astype(np.int32)
-        sizes = np.array([split_evenly(batch, num_micro_batches, m) for m in range(num_micro_batches)], dtype=np.int64)
-        return cls(nets=_Nets.of(size[shared], members, num_samples), batches=batches, batch=batch, sizes=sizes)
-
-
-def _cluster_stack(stack: _Stack, num_micro_batches: int, rng: np.random.Generator) -> Int:
+def _cluster_stack(stack: Stack, num_micro_batches: int, rng: np.random.Generator) -> Int:
     """The micro-batch of each sample of a stack, made finer first and merged where `num_micro_batches` is smaller."""
     effort = _effort(len(stack.sizes), light=False)
     nets = stack.nets.only(stack.nets.size <= stack.batch * effort.largest_net)
     if len(nets.sample) < _LIGHT_BELOW * stack.num_samples:
         effort, nets = _effort(len(stack.sizes), light=True), stack.nets
-    leader = _leaders(nets, effort)
-    merged = _merge(nets, leader) if effort.merge_net > 1 else nets
+    leader = leaders(nets, effort.merge_net, effort.merged_size)
+    merged = merge(nets, leader) if effort.merge_net > 1 else nets
     weight = np.bincount(leader, minlength=stack.num_samples)
     micro_batch, least = np.zeros(stack.num_samples, dtype=np.int64), np.full(stack.batches, np.inf)
     for _ in range(effort.starts):
@@ -273,7 +198,7 @@ def _cluster_stack(stack: _Stack, num_micro_batches: int, rng: np.random.Generat
     return micro_batch
 
 
-def _pair(stack: _Stack, micro_batch: Int) -> Int:
+def _pair(stack: Stack, micro_batch: Int) -> Int:
     """Joins micro-batches two by two, in each batch those with most keys in common first."""
     num, total = len(stack.sizes), stack.num_samples
     held = np.zeros((total, num), dtype=np.float32)
@@ -291,35 +216,7 @@ def _pair(stack: _Stack, micro_batch: Int) -> Int:
     return target[np.arange(total) // stack.batch, micro_batch]
 
 
-def _leaders(nets: _Nets, effort: _Effort) -> Int:
-    """For each sample the first of the samples that it is merged with, itself where it is not."""
-    num_samples = nets.by_key.shape[1]
-    own = np.arange(num_samples, dtype=np.int64)
-    rare = nets.size <= effort.merge_net
-    if effort.merge_net < 2 or not rare.any():
-        return own
-    few = nets.only(rare)
-    key = np.repeat(np.arange(len(few.size)), few.size) + num_samples
-    total = num_samples + len(few.size)
-    graph = sparse.csr_matrix((np.ones(len(key), dtype=np.int8), (few.sample, key)), shape=(total, total))
-    label = connected_components(graph, directed=False)[1][:num_samples]
-    first = np.zeros(int(label.max()) + 1, dtype=np.int64)
-    first[label[::-1]] = own[::-1]
-    small = np.bincount(label) <= effort.merged_size
-    return np.where(small[label], first[label], own)
-
-
-def _merge(nets: _Nets, leader: Int) -> _Nets:
-    """The nets between merged samples, each named by its leader."""
-    num_samples = nets.by_key.shape[1]
-    key = np.repeat(np.arange(len(nets.size)), nets.size)
-    pairs = np.unique(key * num_samples + leader[nets.sample])
-    key, sample = np.divmod(pairs, num_samples)
-    size = np.bincount(key, minlength=len(nets.size))
-    return _Nets.of(size, sample.astype(np.int32), num_samples).only(size > 1)
-
-
-def _anneal(stack: _Stack, nets: _Nets, weight: Int, effort: _Effort, rng: np.random.Generator) -> Float:
+def _anneal(stack: Stack, nets: Nets, weight: Int, effort: _Effort, rng: np.random.Generator) -> Float:
     """Probability of each sample in each micro-batch: float32 (samples, N)."""
     weights = weight.astype(np.float32).reshape(stack.batches, 1, stack.batch)
     sizes = stack.sizes.astype(np.float32)
@@ -341,7 +238,7 @@ def _anneal(stack: _Stack, nets: _Nets, weight: Int, effort: _Effort, rng: np.ra
     return q
 
 
-def _start(stack: _Stack, nets: _Nets, weights: Float, effort: _Effort, rng: np.random.Generator) -> Float:
+def _start(stack: Stack, nets: Nets, weights: Float, effort: _Effort, rng: np.random.Generator) -> Float:
     """Numbers that are alike for samples that share keys: float32 (samples, N), mean 0, variance 1 per batch."""
     num = len(stack.sizes)
     inverse = (1 / np.maximum(nets.size, 1)).astype(np.float32)[:, None]
@@ -378,7 +275,7 @@ def _balance(logits: Float, weights: Float, sizes: Float, rounds: int) -> Float:
     return kernel.reshape(-1, num)
 
 
-def _round(stack: _Stack, q: Float, leader: Int) -> Int:
+def _round(stack: Stack, q: Float, leader: Int) -> Int:
     """The most probable micro-batch of each sample while it has room, most certain and merged samples first."""
     num, total = len(stack.sizes), stack.num_samples
     by_leader = np.argsort(leader, kind="stable")
@@ -405,7 +302,7 @@ def _round(stack: _Stack, q: Float, leader: Int) -> Int:
     return micro_batch
 
 
-def _swap(stack: _Stack, micro_batch: Int, rounds: int, rng: np.random.Generator) -> tuple[Int, Float]:
+def _swap(stack: Stack, micro_batch: Int, rounds: int, rng: np.random.Generator) -> tuple[Int, Float]:
     """The best assignment of each batch in so many rounds of swaps, and the rows that each batch sends with it."""
     nets, num, total = stack.nets, len(stack.sizes), stack.num_samples
     ones = np.ones((num, 1), dtype=np.float32)
@@ -427,7 +324,7 @@ def _swap(stack: _Stack, micro_batch: Int, rounds: int, rng: np.random.Generator
     return best, least
 
 
-def _best_swaps(stack: _Stack, micro_batch: Int, gain: Float) -> Int:
+def _best_swaps(stack: Stack, micro_batch: Int, gain: Float) -> Int:
     """Swaps, in each batch, the best disjoint pairs of micro-batches' best samples; gain is float32 (samples, N)."""
     num, total = len(stack.sizes), stack.num_samples
     group = np.arange(total) // stack.batch * num + micro_batch

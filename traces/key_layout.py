@@ -20,10 +20,11 @@ __all__ = ["KeyFileLayout", "KeyFormat", "check_indices", "detect_layout", "is_i
 
 _SNIFF_BYTES = 1 << 16
 _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?|[0-9a-fA-F]{8,16}")
-_HEADER_NAME = re.compile(r"[A-Za-z_][\w .:/#-]*")
+_HEADER_NAME = re.compile(r"[^\W\d][\w .:/#-]*")
+_ID = re.compile(r"[\w.-]+")
 _NOT_A_KEY = re.compile(
     r"label|target|y|clk|clicks?|clicked|ratings?|timestamp|ts|time|time_ms|date|hourmin|weight|split|index"
-    r"|(is|has)_\w+|long_view|\w*_(time|time_ms|duration|duration_ms)|duration_ms|I\d+|int_\d+|dense\w*|unnamed\W*\d*",
+    r"|(is|has)_\w+|\w+_ratio|long_view|\w*_(time|time_ms|duration|duration_ms)|duration_ms|I\d+|int_\d+|dense\w*|unnamed\W*\d*",
     re.IGNORECASE,
 )
 _KUAIRAND = frozenset({"user_id", "video_id", "time_ms", "is_click"})
@@ -105,10 +106,9 @@ def _layout_of(path: Path, lines: list[str]) -> KeyFileLayout:
         if all(":" in token for token in tokens):
             return KeyFileLayout(format=KeyFormat.SLOTS)
         if len(tokens) == 1 and _HEADER_NAME.fullmatch(first.strip()) and not _NUMBER.fullmatch(first.strip()):
-            if len(lines) > 1 and not _NUMBER.fullmatch(lines[1].strip()):
-                raise TraceError(
-                    f"{path}: line 2: expected an integer or hex id below the header, got {lines[1][:40]!r}"
-                )
+            for number, line in enumerate(lines[1:50], start=2):
+                if not _ID.fullmatch(line.strip().strip('"')):
+                    raise TraceError(f"{path}: line {number}: expected an integer or another id, got {line[:40]!r}")
             return _with_header(path, (first.strip(),), ",")
         check_indices(path, first, 1)
         return KeyFileLayout(format=KeyFormat.INDEX_LIST)
