@@ -242,6 +242,7 @@ def test_command_prints_the_definitions_as_json(log: str) -> None:
     assert result["overlap_lookups"] == plain.overlap_lookups
     assert result["per_column"]["item"]["unique"] == stream_statistics(stream.select(["item"]), 32).unique
     assert result["owner"]["skew"] == world.owner_skew
+    assert result["global_batch"]["overlap_unique"] == world.overlap_at_owner
     assert result["owner"]["origin"] == "measured"
     assert np.array(result["splits"]["matrix"]).shape == (4, 4)
     assert 1 <= result["micro_batch"]["clustered"] <= result["micro_batch"]["random"]

@@ -34,7 +34,7 @@ needs_shared = pytest.mark.skipif(not KEYS.is_dir(), reason="the public key file
 
 
 def write(path: Path, text: str) -> Path:
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     return path
 
 

@@ -65,6 +65,9 @@ def keys(
             name: _stream_json(stream_statistics(every.select([name]), batch)) for name in every.features
         }
     result["world_size"], result["micro_batches"] = world_size, micro_batches
+    whole = _stream_json(stream_statistics(stream, batch * world_size))
+    names = ("batch", "batches", "unique_ratio", "overlap_unique", "overlap_lookups")
+    result["global_batch"] = {name: whole[name] for name in names}
     if result["batches"]:
         statistics = _world(stream, batch, world_size, micro_batches, resample, seed, notes)
         result.update(_world_json(statistics))
