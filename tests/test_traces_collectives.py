@@ -11,6 +11,7 @@ import pytest
 from nestpipe.errors import TraceError
 from tests.trace_samples import HCCL_TEXT, NCCL_TEXT, nccl_json
 from traces.collectives import COLLECTIVE_COLUMNS, element_bytes, read_bus_ratios, read_collective_log
+from traces.importing import detect
 from traces.nccl_text import bus_factor
 
 WORDS = {"alltoall": "all_to_all", "allreduce": "all_reduce", "reducescatter": "reduce_scatter"}
@@ -183,6 +184,28 @@ def test_ratio_table_is_refused_as_a_log_and_read_as_ratios(shared_data: Path) -
     first = ratios[(ratios["size_bytes"] == 16777216) & ratios["num_nodes"].notna()]
     assert first["busbw_ratio"].tolist() == [0.44, 0.52, 0.67, 0.64, 0.62]
     assert first["world_size"].tolist() == [8, 16, 32, 64, 128]
+
+
+def test_several_tests_in_one_file_keep_their_own_collective(tmp_path: Path) -> None:
+    second = NCCL_TEXT.replace("alltoall_perf", "reduce_scatter_perf")
+    frame = read_collective_log(write(tmp_path, NCCL_TEXT + second))
+    assert frame["collective"].tolist() == ["all_to_all"] * 4 + ["reduce_scatter"] * 4
+    assert not frame.attrs
+
+
+def test_a_table_of_a_tool_may_be_parquet(tmp_path: Path) -> None:
+    row = {"nccl_dtype": "half", "num_gpus": 4, "message_size": 128, "op_name": "all_gather", "latency": 0.005}
+    pd.DataFrame([row]).to_parquet(tmp_path / "nccl_perf.parquet")
+    frame = read_collective_log(tmp_path / "nccl_perf.parquet")
+    assert frame[["collective", "size_bytes", "time_ns"]].values.tolist() == [["all_gather", 256, 5000]]
+    assert detect(tmp_path / "nccl_perf.parquet") == "collective_log"
+
+
+def test_one_placement_without_root_is_read_by_its_header(tmp_path: Path) -> None:
+    text = "     size(B)    count(elems)     type    time(us)    algbw(GB/s)    busbw(GB/s)\n"
+    text += "    33554432        33554432    uint8         768          43.69          76.46\n"
+    frame = read_collective_log(write(tmp_path, text, "allr_8ranks.txt"), collective="all_reduce")
+    assert frame[["world_size", "size_bytes", "time_ns"]].values.tolist() == [[8, 33554432, 768_000]]
 
 
 @pytest.mark.parametrize(

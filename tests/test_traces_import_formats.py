@@ -186,7 +186,8 @@ def test_a_damaged_workload_names_line_and_column(tmp_path: Path, text: str, mes
 
 
 def test_aicb_rows_without_size_are_no_collectives(tmp_path: Path) -> None:
-    imported = load(tmp_path, AICB_TEXT)
+    matrices = 'CommType.computation,CommGroup.all,"((1, 2), (3, 4))",fw,None,None,,None,None,None,1\n'
+    imported = load(tmp_path, AICB_TEXT + matrices)
     assert imported.table.frame[["collective", "bytes", "group"]].values.tolist() == [
         ["all_to_all", 4096, "dp_group"],
         ["all_reduce", 8192, "tp_group"],

@@ -82,7 +82,7 @@ def looks_like_chakra(head: bytes) -> bool:
         parts = list(fields(head[at : at + size]))
     except WireError:
         return False
-    return bool(parts) and all(part.number in (1, 2) and part.wire == BYTES for part in parts) and parts[0].number == 1
+    return bool(parts) and all(part.number in (1, 2) and part.wire == BYTES for part in parts)
 
 
 def _text(value: int | bytes) -> str:

@@ -21,8 +21,8 @@ import pandas as pd
 from nestpipe.errors import TraceError
 from nestpipe.units import NS_PER_S, ms_to_ns, us_to_ns
 
-from .nccl_text import LogRow, bus_factor, collective_name, infer_collective, infer_world_size, parse_text
-from .reading import parse_json, read_text, text_lines
+from .nccl_text import LogRow, bus_factor, collective_name, infer_collective, infer_world_size, parse_text, sections
+from .reading import parse_json, read_head, read_text, text_lines
 
 __all__ = ["COLLECTIVE_COLUMNS", "ELEMENT_BYTES", "element_bytes", "read_bus_ratios", "read_collective_log"]
 
@@ -137,7 +137,10 @@ def _from_rows(path: str, rows: list[LogRow], collective: str, world_size: int, 
 def _read_text_log(
     path: str, text: str, collective: str | None, world_size: int | None
 ) -> tuple[list[_Measurement], float | None]:
-    header, rows = parse_text(path, text_lines(text))
+    parts = sections(text_lines(text))
+    if len(parts) > 1:
+        return _several(path, parts, collective, world_size), None
+    header, rows = parse_text(path, parts[0])
     if not rows:
         raise TraceError(
             f"{path}: no row of a collective log found; expected nccl-tests text or JSON, the HCCL tester's table, "
@@ -150,6 +153,18 @@ def _read_text_log(
     else:
         how = "given"
     return _from_rows(path, rows, name, world_size, how), header.average_busbw
+
+
+def _several(
+    path: str, parts: list[list[tuple[int, str]]], collective: str | None, world_size: int | None
+) -> list[_Measurement]:
+    """The rows of several tests in one file; the average over them would mean nothing."""
+    found: list[_Measurement] = []
+    for part in parts:
+        text = "\n".join(line for _, line in part)
+        rows, _ = _read_text_log(path, text, collective, world_size)
+        found.extend(rows)
+    return found
 
 
 # -- JSON ------------------------------------------------------------------------------------------------------------
@@ -380,6 +395,14 @@ def _frame(rows: list[_Measurement]) -> pd.DataFrame:
     )
 
 
+def _parquet_as_csv(path: str) -> str:
+    """aiconfigurator ships its tables as Parquet; the same columns as in its CSV."""
+    try:
+        return str(pd.read_parquet(path).to_csv(index=False))
+    except Exception as error:  # pyarrow has no common base for what damaged files raise
+        raise TraceError(f"{path}: not a readable Parquet file: {error}") from error
+
+
 def read_collective_log(
     path: str | os.PathLike[str], *, collective: str | None = None, world_size: int | None = None
 ) -> pd.DataFrame:
@@ -402,8 +425,8 @@ def read_collective_log(
     Raises:
         TraceError: not such a file; a value in it that cannot be; a collective or world size that nothing tells.
     """
-    text = read_text(path)
     name = os.fspath(path)
+    text = _parquet_as_csv(name) if read_head(path, 4) == b"PAR1" else read_text(path)
     average: float | None = None
     if text.lstrip()[:1] in ("{", "["):
         records = _rccl_records(name, text)

@@ -131,9 +131,9 @@ def _duration_ns(row: Mapping[str, Any]) -> int | None:
 def lossy_parts(frame: pd.DataFrame) -> list[str]:
     """What Chakra, or the simulators that read it, cannot say of these rows."""
     warnings = ["dependencies between streams are inferred from times: a Timeline has no edges"]
-    if frame["stream"].nunique() > 2:
-        count = frame["stream"].nunique()
-        warnings.append(f"{count} streams: ASTRA-sim runs one compute and one communication node of a rank at a time")
+    count = int(frame.groupby(frame["rank"].fillna(0).astype("int64"))["stream"].nunique().max())
+    if count > 2:
+        warnings.append(f"{count} streams a rank: ASTRA-sim runs one compute and one communication node at a time")
     kinds = set(frame["kind"].astype("string").dropna())
     if "splits" in frame and frame["splits"].notna().any():
         warnings.append(

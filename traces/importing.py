@@ -26,7 +26,7 @@ from .kineto_table import kineto_frame, waits_by_event
 from .measures import coverage, rank_summary
 from .reading import load_json, parse_json, read_head, read_text
 from .skew import clock_offsets_ns, match
-from .table import CSV_PREFIX, SourceFile, TraceTable, concat, make_table, read_table, source_file
+from .table import CSV_PREFIX, SourceFile, TraceTable, concat, is_table, make_table, read_table, source_file
 from .workload_files import AICB_HEADER, looks_like_workload, read_aicb, read_workload_text
 
 __all__ = ["Imported", "detect", "find_files", "import_traces"]
@@ -74,7 +74,9 @@ def detect(path: str | os.PathLike[str]) -> str:
         TraceError: unreadable, or none of them.
     """
     head = read_head(path)
-    if head.startswith((b"PAR1", CSV_PREFIX.encode())):
+    if head.startswith(b"PAR1"):
+        return "table" if is_table(path) else "collective_log"
+    if head.startswith(CSV_PREFIX.encode()):
         return "table"
     stripped = head.lstrip(b"\xef\xbb\xbf \t\r\n")
     if not stripped:
@@ -189,9 +191,9 @@ def _read(state: _Import, path: Path, kind: str, partial: bool, on_progress: Cal
         reader = read_aicb if kind == "aicb" else read_workload_text
         rows, summary = reader(path, read_text(path))
         state.sections.setdefault("workloads", []).append(summary)
-    state.files.append({"file": name, "format": kind, "rank": rank})
     source = source_file(path, kind, rank)
     state.sources.append(source)
+    state.files.append({"file": name, "format": kind, "rank": rank, "sha256": source.sha256})
     if rows:
         state.tables.append(make_table(rows, where=name))
 

@@ -103,7 +103,7 @@ def _is_number(token: str) -> bool:
 
 def _header_shape(line: str) -> tuple[bool, int] | None:
     """Whether there is a `root` column and how many columns a placement has, if `line` is the column header."""
-    words = line.lstrip("#").split()
+    words = re.sub(r"\([^)]*\)", "", line.lstrip("#")).split()
     if len(words) < 6 or words[0] != "size" or "time" not in words:
         return None
     first = words.index("time")
@@ -143,6 +143,21 @@ def _row(path: str, number: int, tokens: list[str], has_root: bool, width: int) 
 
 def _hccl_row(number: int, cells: list[str]) -> LogRow:
     return LogRow(number, int(cells[0]), "", "", float(cells[1]), cells[2], None, False, cells[-1] == "success")
+
+
+def sections(lines: Iterable[tuple[int, str]]) -> list[list[tuple[int, str]]]:
+    """The lines of each test where one file holds several, one after the other."""
+    found: list[list[tuple[int, str]]] = [[]]
+    has_rows = False
+    for number, line in lines:
+        text = line.strip()
+        if has_rows and (_START.search(text) or text.startswith(("# nThread", "# Using devices"))):
+            found.append([])
+            has_rows = False
+        tokens = text.split()
+        has_rows = has_rows or (len(tokens) > 5 and tokens[0].isdigit() and tokens[1].isdigit())
+        found[-1].append((number, line))
+    return found
 
 
 def parse_text(path: str, lines: Iterable[tuple[int, str]]) -> tuple[LogHeader, list[LogRow]]:

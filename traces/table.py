@@ -54,6 +54,7 @@ __all__ = [
     "TraceTable",
     "concat",
     "from_timeline",
+    "is_table",
     "make_table",
     "provenance",
     "read_table",
@@ -313,6 +314,15 @@ def write_table(table: TraceTable, path: str | os.PathLike[str]) -> None:
     finally:
         if temporary and os.path.exists(temporary):
             os.unlink(temporary)
+
+
+def is_table(path: str | os.PathLike[str]) -> bool:
+    """Whether a Parquet file is a trace table (by its metadata, or its columns where it has none)."""
+    try:
+        schema = pq.read_schema(path)
+    except (OSError, pa.ArrowInvalid, pa.ArrowException):
+        return True  # reading it as one gives the better error
+    return METADATA_KEY in (schema.metadata or {}) or set(REQUIRED) <= set(schema.names)
 
 
 def _read_parquet(path: str | os.PathLike[str]) -> tuple[pd.DataFrame, str]:

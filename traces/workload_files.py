@@ -186,9 +186,11 @@ def read_aicb(path: str | os.PathLike[str], text: str) -> tuple[list[dict[str, A
             raise TraceError(f"{name}: line {table.line_num}: expected {len(table.fieldnames or [])} cells; cut short?")
         stage = record["stage"]
         stages[stage] = stages.get(stage, 0) + 1
-        size = _number(name, table.line_num, "msg_size", record["msg_size"])
         word = record["comm_type"].removeprefix("CommType.")
-        if word in ("epoch_end", "computation") or size == 0:
+        if word in ("epoch_end", "computation"):
+            continue  # a computation's msg_size lists the shapes of its matrices
+        size = _number(name, table.line_num, "msg_size", record["msg_size"])
+        if size == 0:
             continue
         collective = collective_of(word)
         kind, _ = kind_of_collective(collective, None, None)

@@ -13,19 +13,12 @@ from typing import Annotated, Any
 
 import typer
 
+from nestpipe.cli._common import Format, provenance
 from nestpipe.errors import TraceError
 
 __all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True, help="Import, export and inspect traces.")
-
-
-class OutputFormat(StrEnum):
-    """How results are printed."""
-
-    TEXT = "text"
-    JSON = "json"
-    CSV = "csv"
 
 
 class ExportFormat(StrEnum):
@@ -64,7 +57,7 @@ def import_(
     partial: Annotated[
         bool, typer.Option("--partial", help="Take the whole events of files that are cut short.")
     ] = False,
-    format: Annotated[OutputFormat, typer.Option(help="How to print the summary.")] = OutputFormat.TEXT,
+    output: Annotated[Format, typer.Option("--format", help="How to print the summary.")] = Format.TEXT,
 ) -> None:
     """Read profiler traces, execution traces, benchmark logs and workloads into one trace table."""
     from traces.importing import import_traces
@@ -75,9 +68,9 @@ def import_(
         imported = import_traces(paths, partial=partial, on_file=progress.file)
     if out is not None:
         write_table(imported.table, out)
-    if format is OutputFormat.JSON:
-        typer.echo(json.dumps(imported.summary, indent=2))
-    elif format is OutputFormat.CSV:
+    if output is Format.JSON:
+        typer.echo(json.dumps({"provenance": provenance(), **imported.summary}, indent=2, allow_nan=False))
+    elif output is Format.CSV:
         typer.echo(_ranks_csv(imported.summary), nl=False)
     else:
         typer.echo(_text(imported.summary, out))
