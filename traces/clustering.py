@@ -13,7 +13,7 @@ here with array operations only, many batches at once:
    sizes after each step. A frequent key is softened at first, or its gradient would vanish
 5. rounding to equal sizes, most certain samples first
 6. swaps of two samples at a time that save rows, best first; the best assignment seen is kept
-7. fewer than eight micro-batches are made by joining twice as many, those with most keys in common first
+7. fewer than eight micro-batches are made by joining twice as many, those with most keys in common first, and swaps
 
 Tried and rejected (duplicate rows over those of a multilevel hypergraph partitioner, N = 8): sorting by the most
 frequent shared keys, 2.5 on Criteo and 4.7 on MovieLens; swaps from a random order, 2 and more; mean field from noise,
@@ -40,6 +40,7 @@ Int = NDArray[np.int64]
 
 _STACK = 16
 _FINEST = 8
+_SWAP_ROUNDS_JOINED = 6
 _LIGHT_BELOW = 4.0
 
 
@@ -194,7 +195,7 @@ def _cluster_stack(stack: Stack, num_micro_batches: int, rng: np.random.Generato
     while len(stack.sizes) > num_micro_batches:
         micro_batch = _pair(stack, micro_batch)
         stack = replace(stack, sizes=stack.sizes.reshape(-1, 2).sum(axis=1))
-        micro_batch, _ = _swap(stack, micro_batch, effort.swap_rounds, rng)
+        micro_batch, _ = _swap(stack, micro_batch, _SWAP_ROUNDS_JOINED, rng)
     return micro_batch
 
 
