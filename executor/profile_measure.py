@@ -73,8 +73,8 @@ def full_plan(devices: tuple[EmulatedDevice | None, ...]) -> Plan:
 def quick_plan(devices: tuple[EmulatedDevice | None, ...]) -> Plan:
     """A profile of under a minute, for CI."""
     return Plan(
-        workloads=((48, 16, 1), (48, 16, 4), (256, 64, 1), (256, 64, 8), (512, 128, 4)),
-        rates_bits_per_s=(300_000_000,),
+        workloads=((48, 16, 1), (48, 16, 4), (256, 64, 1), (256, 64, 8), (560, 128, 4)),
+        rates_bits_per_s=(330_000_000,),
         steps=8,
         repeats=1,
         devices=devices,

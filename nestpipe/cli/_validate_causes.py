@@ -27,6 +27,7 @@ __all__ = ["CAUSES", "split_error"]
 #: op_cost: local ops of another length. interference: collectives of another length. hand_over: lanes that start ready
 #: ops later or sooner. skew: ranks and batches that differ from their mean. order: what no replay explains.
 CAUSES: Final = ("op_cost", "interference", "hand_over", "skew", "order")
+_WARM_UP: Final = 2
 Float64 = npt.NDArray[np.float64]
 
 
@@ -74,21 +75,32 @@ def split_error(program: Program, predicted: Timeline, measured: Timeline) -> di
         predicted, measured: its Timelines.
     """
     before, after = _take_apart(program, predicted), _take_apart(program, measured)
-    kinds = pd.Series([(op.kind.value, -1 if op.micro_batch is None else op.micro_batch) for op in program.ops])
-    mean = _Parts(local=_mean(after.local, kinds), transfer=_mean(after.transfer, kinds), gap=_mean(after.gap, kinds))
-    stages = [
+    even, uneven = _even(program, before), _even(program, after)
+    stages = (
+        even,
+        replace(even, local=uneven.local),
+        replace(even, local=uneven.local, transfer=uneven.transfer),
+        uneven,
         before,
-        replace(before, local=mean.local),
-        replace(before, local=mean.local, transfer=mean.transfer),
-        mean,
         after,
-    ]
-    world_size = len(measured.ranks)
-    steps = [_step_ms(program, parts, world_size) for parts in stages]
-    moves = dict(zip(CAUSES, np.diff(steps).tolist(), strict=False))
-    # what the replay of the predicted parts itself does not reproduce belongs to the order, too
+    )
+    steps = [_step_ms(program, parts, len(measured.ranks)) for parts in stages]
+    op_cost, interference, hand_over = np.diff(steps[:4]).tolist()
+    skew = (steps[5] - steps[3]) - (steps[4] - steps[0])
     total = measure(measured).step_latency_ms - measure(predicted).step_latency_ms
-    return {**moves, "order": total - sum(moves.values())}
+    order = total - op_cost - interference - hand_over - skew
+    return dict(zip(CAUSES, (op_cost, interference, hand_over, skew, order), strict=True))
+
+
+def _even(program: Program, parts: _Parts) -> _Parts:
+    """The parts without differences between ranks and batches."""
+    kinds = pd.Series([(op.kind.value, -1 if op.micro_batch is None else op.micro_batch) for op in program.ops])
+    steady = np.array([op.batch >= _WARM_UP for op in program.ops])
+    return _Parts(
+        local=_mean(parts.local, kinds, steady),
+        transfer=_mean(parts.transfer, kinds, steady),
+        gap=_mean(parts.gap, kinds, steady),
+    )
 
 
 def _take_apart(program: Program, timeline: Timeline) -> _Parts:
@@ -126,10 +138,10 @@ def _gaps(program: Program, start: Float64, end: Float64) -> Float64:
     return np.maximum(start - ready, 0.0)
 
 
-def _mean(values: Float64, groups: pd.Series[Any]) -> Float64:
+def _mean(values: Float64, groups: pd.Series[Any], steady: npt.NDArray[np.bool_]) -> Float64:
     """Each value replaced by the mean over ranks and steady batches of its kind and micro-batch."""
-    table = pd.DataFrame(values.T).groupby(groups.to_numpy()).transform("mean").mean(axis=1)
-    return np.broadcast_to(table.to_numpy(dtype=np.float64), values.shape)
+    means = pd.Series(values.mean(axis=0))[steady].groupby(groups[steady]).mean()
+    return np.broadcast_to(groups.map(means).to_numpy(dtype=np.float64), values.shape)
 
 
 def _step_ms(program: Program, parts: _Parts, world_size: int) -> float:

@@ -67,9 +67,7 @@ def machine_of(table: CostTable, rates_bits_per_s: Sequence[int]) -> Machine:
             issue_ns=int(meta["issue"]["p50_ns"]),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise TraceError(
-            f"cost table: meta lacks {error}; 'nestpipe profile' writes burst_bytes, handoff and issue"
-        ) from None
+        raise TraceError(f"cost table: meta lacks {error}; write the table anew with 'nestpipe profile'") from None
 
 
 def predict(

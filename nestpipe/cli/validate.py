@@ -37,7 +37,7 @@ def validate(
     compute: Annotated[Compute, typer.Option(help="Whether compute is real or emulated.")] = Compute.EMULATED,
     world_size: Annotated[int, typer.Option(help="Ranks of the testbed.")] = 2,
     repeats: Annotated[int, typer.Option(min=1, help="How often each configuration runs; the median counts.")] = 3,
-    draws: Annotated[int, typer.Option(min=2, help="Simulations behind each predicted interval.")] = 12,
+    draws: Annotated[int, typer.Option(min=2, help="Simulations behind each predicted interval.")] = 8,
     seed: Annotated[int, typer.Option(help="Seed of these simulations.")] = 0,
     out: Annotated[Path, typer.Option("--out", help="Folder for predictions, results and plots.")] = Path(
         "out/validate"
