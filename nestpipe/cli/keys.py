@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["cluster", "keys"]
 
 _MATRIX_UP_TO = 16
+_COLUMNS_SHOWN = 40
 _CLUSTER_BATCHES = 64
 
 Files = Annotated[list[str], typer.Argument(metavar="FILE...", help="Key files, one after the other; plain or gzip.")]
@@ -325,11 +326,14 @@ def _keys_text(result: dict[str, Any]) -> str:
         f"with the batch before {_number(result['overlap_unique'])} of the unique keys, "
         f"{_number(result['overlap_lookups'])} of the lookups",
     ]
-    for name, one in result.get("per_column", {}).items():
+    columns = result.get("per_column", {})
+    for name, one in list(columns.items())[:_COLUMNS_SHOWN]:
         ratios = [one["unique_ratio"], one["overlap_unique"], one["overlap_lookups"]]
         lines.append(
             f"  column {name}: unique {_number(one['unique'])}; " + ", ".join(_number(value) for value in ratios)
         )
+    if len(columns) > _COLUMNS_SHOWN:
+        lines.append(f"  and {len(columns) - _COLUMNS_SHOWN} more columns; --format json lists them all")
     if "rank" in result:
         lines += ["", *_world_text(result)]
     lines += [f"note: {note}" for note in result["notes"]]
