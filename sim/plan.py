@@ -42,6 +42,7 @@ class Plan:
         need: what the best row needs in memory.
         goodput: of the best row, with the spread over simulated horizons.
         evaluated, feasible: number of configurations.
+        feasible_indices: which ones.
     """
 
     metric: str
@@ -57,6 +58,7 @@ class Plan:
     goodput: Goodput | None
     evaluated: int
     feasible: int
+    feasible_indices: tuple[int, ...]
 
     def rests_on(self) -> dict[str, float]:
         """The shares of the best row's critical cycle by where its numbers come from, those that are not 0."""
@@ -106,6 +108,7 @@ def plan(grid: Grid, results: pd.DataFrame, *, top: int = 5) -> Plan:
         else goodput(settings.failures, configuration.world_size, seeds=200, seed=scenario.seed),
         evaluated=len(rows),
         feasible=len(feasible),
+        feasible_indices=tuple(int(row["index"]) for row in feasible),
     )
 
 

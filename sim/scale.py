@@ -16,7 +16,7 @@ from sim.reproduce import status_of
 from sim.scenario_costs import STATUSES
 from sim.scenario_parts import Cluster, Factors, MicroBatching
 
-__all__ = ["WORLD_SIZE_MAX", "Scaling", "scale"]
+__all__ = ["WORLD_SIZE_MAX", "Scaling", "require_plain", "scale"]
 
 #: Where the search for the end of a curve stops.
 WORLD_SIZE_MAX: Final = 1 << 20
@@ -56,8 +56,7 @@ def scale(grid: Grid, *, threshold: float | None = None, progress: Callable[[str
     Raises:
         CaseError: if the scenario sweeps other keys, or no configuration can be.
     """
-    if grid.axes:
-        raise CaseError(f"scale draws one curve per schedule; {next(iter(grid.axes))} is swept: drop sweep.axes")
+    require_plain(grid)
     threshold = grid.scenario.efficiency_threshold if threshold is None else threshold
     evaluator = Evaluator(grid=grid)
     base = base_world_size(grid)
@@ -71,6 +70,12 @@ def scale(grid: Grid, *, threshold: float | None = None, progress: Callable[[str
         if all(row["status"] != "ok" for row in curve):
             raise CaseError(f"{name}: {curve[0]['reason']}")
     return Scaling(rows=pd.DataFrame(rows), limits=pd.DataFrame(limits), base_world_size=base, threshold=threshold)
+
+
+def require_plain(grid: Grid) -> None:
+    """Raises a CaseError if the scenario sweeps keys: a curve is drawn over world sizes alone."""
+    if grid.axes:
+        raise CaseError(f"scale draws one curve per schedule; {next(iter(grid.axes))} is swept: drop sweep.axes")
 
 
 def _methods(grid: Grid) -> Iterator[tuple[str, str, tuple[Variant, ...]]]:

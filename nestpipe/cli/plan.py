@@ -219,12 +219,8 @@ def _sensitivity(found: Plan) -> list[str]:
 def _draw(grid: Grid, results: pd.DataFrame, found: Plan, out: Path) -> Path:
     from reports.break_even import front
     from reports.figures import save
-    from sim.constraints import violations
 
-    fine = results[results["status"] == "ok"]
-    keep = [not violations(row, grid.scenario) for row in records(fine)]
+    fine = results[results["index"].isin(found.feasible_indices)]
     other = None if found.runner_up is None else int(found.runner_up["index"])
-    figure = front(
-        fine[keep], found.front, best=int(found.best["index"]), runner_up=other, currency=grid.scenario.currency
-    )
-    return save(figure, out / "front.png")
+    best, money = int(found.best["index"]), grid.scenario.currency
+    return save(front(fine, found.front, best=best, runner_up=other, currency=money), out / "front.png")

@@ -35,9 +35,11 @@ def scale(
 
     Example: nestpipe scale examples/scale.yaml --out out/scale
     """
+    from sim.scale import require_plain
     from sim.scale import scale as run
 
     grid = load(scenario)
+    require_plain(grid)
     if dry:
         dry_run(grid, output, workers=1, dask=None, where=out)
         return
