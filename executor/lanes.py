@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
@@ -107,6 +107,7 @@ class Runtime:
         self.failure: BaseException | None = None
         self._changed = threading.Condition()
         self._left = sum(len(lane.tasks) for lane in plan.lanes)
+        self._followers = _followers(plan)
         self._queues = [_queue(device, lane.resource) for lane in plan.lanes]
 
     def run(self) -> None:
@@ -156,8 +157,10 @@ class Runtime:
                 self._left -= 1
                 if not self._left:
                     self._changed.notify_all()
+            # a finished op can only have made its own lane and those that follow it ready
+            candidates: Sequence[int] = range(len(self.lanes)) if done is None else self._followers[done]
             while self._left and self.failure is None:
-                ready = [index for index, lane in enumerate(self.lanes) if self._is_ready(lane)]
+                ready = [index for index in candidates if self._is_ready(self.lanes[index])]
                 if ready:
                     chosen = done if done in ready else ready[0]
                     self.lanes[chosen].status = "running"
@@ -165,7 +168,10 @@ class Runtime:
                     if len(ready) > 1:
                         self._changed.notify(len(ready) - 1)
                     return chosen
-                self._changed.wait()
+                if len(candidates) < len(self.lanes):
+                    candidates = range(len(self.lanes))
+                else:
+                    self._changed.wait()
             return None
 
     def _is_ready(self, lane: Lane) -> bool:
@@ -203,6 +209,13 @@ class Runtime:
         )
         failure.__cause__ = error
         return failure
+
+
+def _followers(plan: Plan) -> list[list[int]]:
+    """For each lane itself, and then the lanes that ever wait for it."""
+    waits = [{other for task in lane.tasks for other, _ in task.waits} for lane in plan.lanes]
+    lanes = range(len(plan.lanes))
+    return [[lane, *(other for other in lanes if lane in waits[other] and other != lane)] for lane in lanes]
 
 
 def _short(error: BaseException) -> str:
