@@ -10,14 +10,19 @@ import sys
 
 import typer
 
-from nestpipe.cli import schedule, testbed, trace
+from nestpipe.cli import schedule, testbed, topology, trace
 from nestpipe.cli.check import check
 from nestpipe.cli.keys import cluster, keys
 from nestpipe.cli.network import network
+from nestpipe.cli.plan import plan
+from nestpipe.cli.profile import profile
 from nestpipe.cli.replay import replay
 from nestpipe.cli.report import diff, report
 from nestpipe.cli.reproduce import reproduce
+from nestpipe.cli.scale import scale
 from nestpipe.cli.simulate import simulate
+from nestpipe.cli.sweep import sweep
+from nestpipe.cli.validate import validate
 from nestpipe.errors import NestPipeError
 
 __all__ = ["app", "main"]
@@ -25,11 +30,14 @@ __all__ = ["app", "main"]
 _WELCOME = """\
 nestpipe predicts, explains and validates nested pipelining of large recommendation-model training.
 
-  predict a published cluster     nestpipe reproduce
-  try one schedule at any size    nestpipe simulate --schedule nestpipe --world-size 1536
-  look at a schedule              nestpipe schedule show nestpipe
+plan a cluster             nestpipe plan examples/plan.yaml
+see the scaling curve      nestpipe reproduce --out out
+validate on real devices   nestpipe profile, then nestpipe validate
 
-nestpipe --help lists every command.
+look at a schedule         nestpipe schedule show nestpipe, nestpipe schedule check nestpipe
+try it at any size         nestpipe simulate --schedule nestpipe --world-size 1536
+
+nestpipe --help lists every command, nestpipe COMMAND --help its options.
 """
 
 app = typer.Typer(
@@ -37,12 +45,22 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-schedule.app.command("check")(check)
-for _function in (keys, cluster, replay):
-    trace.app.command()(_function)
-for _function in (simulate, reproduce, network, report, diff):
-    app.command()(_function)
+schedule.app.command()(check)
+trace.app.command()(keys)
+trace.app.command()(cluster)
+trace.app.command()(replay)
+app.command()(reproduce)
+app.command()(simulate)
+app.command()(scale)
+app.command()(sweep)
+app.command()(plan)
+app.command()(profile)
+app.command()(validate)
+app.command()(report)
+app.command()(diff)
+app.command()(network)
 app.add_typer(schedule.app, name="schedule")
+app.add_typer(topology.app, name="topology")
 app.add_typer(trace.app, name="trace")
 app.add_typer(testbed.app, name="testbed")
 
