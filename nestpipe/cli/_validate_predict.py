@@ -99,6 +99,8 @@ def predict(
     fits = _fits(table, config.variant, kinds)
     # what an emulated op really does, before it waits, is what the op takes where it is not emulated
     busy = None if config.device is None else _fits(table, replace(config, device=None).variant, kinds)
+    if table.meta.get("device") == "cuda":
+        busy = {}  # an accelerator of its own
     timeline = _simulate(program, fits, op_sizes, machine, busy)
     metrics = measure(timeline, global_batch=config.batch_size * machine.world_size)
     generator = np.random.default_rng(seed)

@@ -14,7 +14,7 @@ import pandas as pd
 from executor.profile_run import RunConfig
 from nestpipe.errors import CaseError
 
-__all__ = ["Bench", "bench"]
+__all__ = ["Bench", "bench", "links_given"]
 
 #: What an idle shaped link lets through at once.
 BURST_BYTES: Final = 262_144
@@ -39,6 +39,21 @@ class Bench:
     burst_bytes: int
 
 
+def links_given(rate_mbit_per_s: object) -> bool:
+    """Whether links are what they are, as under torchrun, and not shaped; their rate must then be told.
+
+    Raises:
+        CaseError: if it is not.
+    """
+    given = "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    if given and not rate_mbit_per_s:
+        raise CaseError(
+            "--rate-mbit-per-s is missing: under torchrun links are not shaped, so say what a rank's link carries "
+            "(for several GPUs behind one NIC, its share)"
+        )
+    return given
+
+
 @contextmanager
 def bench(*, world_size: int, realtime: bool, backend: str, device: str, timeout_s: float) -> Iterator[Bench]:
     """The ranks of torchrun where it started this process, else a testbed per call.
@@ -49,7 +64,7 @@ def bench(*, world_size: int, realtime: bool, backend: str, device: str, timeout
         backend, device: for torchrun's ranks.
         timeout_s: of each list of configurations.
     """
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+    if links_given(True):
         yield from _torchrun(backend, device, timeout_s)
         return
     from executor.profile_driver import run_on_testbed
@@ -85,13 +100,12 @@ def _torchrun(backend: str, device: str, timeout_s: float) -> Iterator[Bench]:
     torch.set_num_threads(1)
     world = join_world(backend=backend, device=device, timeout_s=timeout_s)
     conditions: dict[str, object] = {"bench": "torchrun", "priority": "normal", "backend": backend, "device": device}
-    try:
-        yield Bench(
-            run=lambda configs, _: run_configs(world, configs),
-            world_size=world.world_size,
-            first=world.rank == 0,
-            conditions=conditions,
-            burst_bytes=0,
-        )
-    finally:
-        world.leave()
+    yield Bench(
+        run=lambda configs, _: run_configs(world, configs),
+        world_size=world.world_size,
+        first=world.rank == 0,
+        conditions=conditions,
+        burst_bytes=0,
+    )
+    # not after a failure: the other ranks would not come, and torchrun ends them
+    world.leave()

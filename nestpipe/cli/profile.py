@@ -34,6 +34,7 @@ def devices_of(compute: Compute) -> tuple[EmulatedDevice | None, ...]:
 
 def profile(
     out: Annotated[Path, typer.Option("--out", help="The cost table to write (JSON).")] = Path("out/costs.json"),
+    topology: Annotated[Path | None, typer.Option("--topology", help="Also write a topology file (YAML).")] = None,
     world_size: Annotated[int, typer.Option(help="Ranks of the testbed.")] = 2,
     compute: Annotated[Compute, typer.Option(help="Whether compute is real or emulated.")] = Compute.EMULATED,
     rate: Annotated[
@@ -53,8 +54,10 @@ def profile(
     from dataclasses import replace
 
     from executor.profile_measure import full_plan, measure_costs, quick_plan
-    from nestpipe.cli._validate_run import bench
+    from nestpipe.cli._profile_topology import topology_text
+    from nestpipe.cli._validate_run import bench, links_given
 
+    links_given(rate)
     plan = (quick_plan if quick else full_plan)(devices_of(compute))
     if rate:
         plan = replace(plan, rates_bits_per_s=tuple(round(each * 1e6) for each in rate))
@@ -68,6 +71,8 @@ def profile(
         )
         if here.first:
             write_text(out, table.to_json())
+            if topology is not None:
+                write_text(topology, topology_text(table))
             _show(table, out, output)
 
 

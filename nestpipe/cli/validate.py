@@ -16,6 +16,8 @@ from nestpipe.cli.profile import Compute
 from nestpipe.errors import TraceError
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from nestpipe.cli._validate_compare import Outcome
     from nestpipe.cli._validate_grid import Point
     from nestpipe.cli._validate_predict import Prediction
@@ -65,28 +67,33 @@ def validate(
 
     from executor.profile import check_separate
     from executor.testbed_emulate import EmulatedDevice
-    from nestpipe.cli._validate_compare import compare, kind_errors, prediction_rows, summarise
+    from nestpipe.cli._validate_compare import compare, kind_errors, outcome_of, prediction_rows, summarise
     from nestpipe.cli._validate_grid import grid as grid_of
-    from nestpipe.cli._validate_run import bench
+    from nestpipe.cli._validate_run import bench, links_given
     from traces.cost_table import read_cost_table
 
     table = read_cost_table(costs)
     points = grid_of(grid, None if compute is Compute.REAL else EmulatedDevice())
-    if rate is not None:
-        points = [replace(point, rate_bits_per_s=round(rate * 1e6)) for point in points]
+    if links_given(rate):
+        points = [replace(point, rate_bits_per_s=round((rate or 0.0) * 1e6)) for point in points]
     check_separate(table.meta.get("configurations", []), [point.config for point in points])
     with bench(world_size=world_size, realtime=realtime, backend=backend, device=device, timeout_s=timeout_s) as here:
+        if not here.first:
+            _measure(points, here, repeats)
+            return
         predictions = _predict(points, table, here.world_size, draws, seed)
         facts = provenance(
             cost_table=str(costs), cost_table_digest=table.digest, seed=seed, grid=grid, **here.conditions
         )
-        if here.first:
-            # on disk before anything runs, so that nobody need take our word for it
-            text = json.dumps({"provenance": facts, "rows": prediction_rows(points, predictions)}, indent=1)
-            write_text(output_dir(out) / "predictions.json", text)
-        outcomes = _run(points, predictions, here, repeats, out)
-        if not here.first:
-            return
+        # on disk before anything runs, so that nobody need take our word for it
+        text = json.dumps({"provenance": facts, "rows": prediction_rows(points, predictions)}, indent=1)
+        write_text(output_dir(out) / "predictions.json", text)
+        spans = _measure(points, here, repeats)
+    spans.to_parquet(out / "spans.parquet")
+    outcomes = [
+        outcome_of(point, prediction, [runs for _, runs in spans[spans["point"] == number].groupby("repeat")])
+        for number, (point, prediction) in enumerate(zip(points, predictions, strict=True))
+    ]
     rows = compare(outcomes)
     summary = {"grid": grid, "compute": compute.value, "world_size": here.world_size, **summarise(rows)}
     result = {
@@ -124,29 +131,21 @@ def _predict(points: Sequence[Point], table: CostTable, world_size: int, draws: 
     return found
 
 
-def _run(
-    points: Sequence[Point], predictions: Sequence[Prediction], here: Bench, repeats: int, out: Path
-) -> list[Outcome]:
+def _measure(points: Sequence[Point], here: Bench, repeats: int) -> pd.DataFrame:
     """Run all points of a link rate one after the other, then all of them again, so that repeats lie apart.
 
-    The spans are kept in the folder `out`, with the point and the repeat that they belong to.
+    Returns:
+        The spans, with columns `point` (position in `points`) and `repeat`.
     """
     import pandas as pd
 
-    from nestpipe.cli._validate_compare import outcome_of
-
-    outcomes, frames = {}, []
+    frames = []
     for rate in sorted({point.rate_bits_per_s for point in points}):
         chosen = [number for number, point in enumerate(points) if point.rate_bits_per_s == rate]
         frame = here.run([points[number].config for number in chosen] * repeats, rate)
         numbers = pd.Series(chosen * repeats)
         frames.append(frame.assign(point=frame["run"].map(numbers), repeat=frame["run"] // len(chosen)))
-        for place, number in enumerate(chosen):
-            runs = [frame[frame["run"] == place + again * len(chosen)] for again in range(repeats)]
-            outcomes[number] = outcome_of(points[number], predictions[number], runs)
-    if here.first:
-        pd.concat(frames, ignore_index=True).to_parquet(out / "spans.parquet")
-    return [outcomes[number] for number in range(len(points))]
+    return pd.concat(frames, ignore_index=True)
 
 
 def _draw(rows: Any, outcomes: Sequence[Outcome], out: Path) -> None:
