@@ -2,37 +2,24 @@
 
 `check` answers for a loop, whatever the number of batches and ranks; `check_programs` for programs, which may differ
 from rank to rank; `require_safe` raises where a schedule must not run. The rules of the IR are the table `RULES`.
-
-How many batches have to be looked at. Let *reach* be the distance between the largest and the smallest batch offset in
-the loop: of ops, waits and accesses. Paths of the happens-before order run forward through iterations, and what
-iteration i does is about batches within reach of i; so whether two ops are ordered depends only on batches within reach
-of either. Ops that meet in a slot are `slots` batches apart (the walk of `nestpipe.liveness` compares neighbours only),
-and ops that meet in a row while it is in flight at most reach. In a program of 2 reach + max(reach, slots) + 1 batches
-there is therefore a pair of each kind that sees neither the first nor the last batch, pairs that see one end, and none
-that sees both: longer programs only repeat them. Shorter programs, in which prologue and epilogue overlap, are all
-checked as they are, from one batch on. That also finds the shortest witness.
-
-Micro-batches are a loop inside the batch, and the same argument bounds them: with more than 2 reach + slots + 1
-micro-batches (reach and slots counted in micro-batches) it suffices to look at the next smaller number that falls into
-the same slots from batch to batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from math import lcm
 
 from nestpipe.check_text import excerpt, finding_text
 from nestpipe.errors import DeadlockError, ScheduleError, unknown_name
 from nestpipe.happens_before import Stuck, order_of
-from nestpipe.ir import MICRO_DATA, Access, Data, Loop, Op, OpKind, OpRef, Place, Program, unroll, with_micro_batches
+from nestpipe.ir import Data, Loop, OpKind, Place, Program, unroll, with_micro_batches
 from nestpipe.liveness import buffer_bytes, buffer_findings, peak_buffers
 from nestpipe.rendezvous import run_together
 from nestpipe.rules import RULES, Rule, broken_rules
 from nestpipe.staleness import FOLLOWED, scenarios, versions
 from nestpipe.verdicts import Finding, KeyClass, Report, Verdict, WitnessStep
+from nestpipe.window import lengths_to_check, num_batches_to_check, num_micro_batches_to_check
 
 __all__ = [
     "RULES",
@@ -64,7 +51,7 @@ def check(loop: Loop, *, size_bytes: Mapping[Data, int] | None = None) -> Report
     num_batches = 0
     if not facts.findings:
         small = with_micro_batches(loop, num_micro_batches_to_check(loop))
-        for num_batches in range(1, num_batches_to_check(loop) + 1):
+        for num_batches in lengths_to_check(loop):
             _examine(unroll(small, num_batches), facts, [max(0, num_batches - FOLLOWED)])
             if facts.hopeless:
                 break
@@ -131,43 +118,6 @@ def require_safe(schedule: Loop | Program | Sequence[Program], *, allow_stalenes
 def _check_once(loop: Loop) -> Report:
     """The report of a loop that is run again and again, as in a sweep."""
     return check(loop)
-
-
-def num_batches_to_check(loop: Loop) -> int:
-    """The number of batches after which nothing new can happen; see the module's docstring.
-
-    >>> from nestpipe.schedules import load
-    >>> num_batches_to_check(load("sync")), num_batches_to_check(load("nestpipe"))
-    (4, 16)
-    """
-    offsets = [item.batch for item in _named(loop) if item.batch is not None]
-    reach = max(offsets) - min(offsets)
-    slots = max((b.slots for b in loop.buffers if b.data not in MICRO_DATA), default=1)
-    slots = max([slots, *(-(-b.slots // loop.micro_batches) for b in loop.buffers if b.data in MICRO_DATA)])
-    return 2 * reach + max(reach, slots) + 1
-
-
-def num_micro_batches_to_check(loop: Loop) -> int:
-    """The smallest number of micro-batches that shows what the loop's own number shows; see the module's docstring.
-
-    >>> from nestpipe.schedules import load
-    >>> num_micro_batches_to_check(load("nestpipe"))
-    6
-    """
-    offsets = [item.micro_batch for item in _named(loop) if isinstance(item.micro_batch, int)] or [0]
-    slots = [b.slots for b in loop.buffers if b.data in MICRO_DATA] or [1]
-    period, enough = lcm(*slots), 2 * (max(offsets) - min(offsets)) + max(slots) + 1
-    small = (n for n in range(enough, loop.micro_batches) if n % period == loop.micro_batches % period)
-    return next(small, loop.micro_batches)
-
-
-def _named(loop: Loop) -> Iterator[Op | OpRef | Access]:
-    """Everything in the loop that carries offsets."""
-    for op in loop.ops:
-        yield op
-        yield from op.after
-        yield from op.reads
-        yield from op.writes
 
 
 @dataclass(slots=True)

@@ -48,6 +48,8 @@ _PER_BATCH: Final = frozenset(
 _PER_MICRO_BATCH: Final = frozenset(
     {OpKind.DEDUP, OpKind.ALL_TO_ALL_ROWS, OpKind.FORWARD, OpKind.BACKWARD, OpKind.ALL_TO_ALL_GRADS}
 )
+_MAX_REACH: Final = 16
+_MAX_SLOTS: Final = 64
 _EITHER_STREAM: Final = frozenset({OpKind.SEND, OpKind.RECV, OpKind.WAIT})
 _PASSED: Final = frozenset({Data.EMBEDDINGS, Data.ACTIVATIONS, Data.ROW_GRADS})
 _ROWS: Final = frozenset({Data.ROWS, Data.MOMENTS})
@@ -266,6 +268,33 @@ def _buffers(schedule: Schedule) -> Complaints:
                 yield op, f"reads {access.data}, which no op writes; add the op that does or drop the read"
 
 
+def _depth(schedule: Schedule) -> Complaints:
+    for buffer in schedule.buffers:
+        if buffer.slots > _MAX_SLOTS:
+            yield (
+                None,
+                f"buffer {buffer.data} has {buffer.slots} slots; the checks follow at most {_MAX_SLOTS}, use fewer",
+            )
+    if isinstance(schedule, Program):
+        return
+    lowest = min((batch for op in schedule.ops for batch in _batches(op)), default=0)
+    for op in schedule.ops:
+        if max(_batches(op)) - lowest > _MAX_REACH:
+            yield (
+                op,
+                f"reaches over more than {_MAX_REACH} batches; the checks follow no more, bring the offsets closer",
+            )
+
+
+def _batches(op: Op) -> list[int]:
+    """The batch offsets that an op names."""
+    return [
+        op.batch,
+        *(ref.batch for ref in op.after),
+        *(a.batch for a in (*op.reads, *op.writes) if a.batch is not None),
+    ]
+
+
 RULES: Final = (
     Rule(name="not-empty", demands="a schedule has ops", complaints=_not_empty),
     Rule(name="unique-op", demands="every op runs once per batch and micro-batch", complaints=_unique),
@@ -279,6 +308,7 @@ RULES: Final = (
         name="own-instance", demands="an op works on its own batch; sync reads earlier ones", complaints=_own_instance
     ),
     Rule(name="sync-keys", demands="sync knows which keys two batches share", complaints=_sync_keys),
+    Rule(name="depth", demands="a pipeline is no deeper than the checks can follow", complaints=_depth),
     Rule(name="buffers", demands="buffers are declared and written", complaints=_buffers),
 )
 """All rules, in the order in which they are reported."""

@@ -408,6 +408,7 @@ BROKEN_RULES = {
     "  stream a on h2d\n    read t  writes samples\n    copy_h2d t  reads samples t-1  writes batch\n",
     "sync-keys": "loop v1 x micro_batches=1\n  buffer rows device slots=2\n  stream a on host_memory\n"
     "    lookup t  writes rows\n  stream b on d2d\n    sync t  reads rows t-1  writes rows\n",
+    "depth": "loop v1 x micro_batches=1\n  stream a on h2d\n    wait t-1\n  stream b on world\n    all_reduce t+16\n",
     "buffers": "loop v1 x micro_batches=1\n  stream a on h2d\n    copy_h2d t  writes batch\n",
 }
 
