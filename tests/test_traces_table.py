@@ -39,6 +39,14 @@ def test_missing_columns_are_added_and_duration_follows_from_the_ends() -> None:
     assert make_table([{**FORWARD, "end_ns": None, "duration_ns": 5}]).frame["end_ns"].tolist() == [15]
 
 
+def test_the_given_frame_is_left_as_it_was() -> None:
+    given_frame = make_table([FORWARD, {**FORWARD, "step": 4}]).frame
+    given_frame["end_ns"] = pd.array([None, 30], dtype="Int64")
+    before = given_frame.copy(deep=True)
+    assert make_table(given_frame).frame["end_ns"].tolist() == [30, 30]
+    pd.testing.assert_frame_equal(given_frame, before)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -190,7 +190,8 @@ def _typed(frame: pd.DataFrame, where: str) -> pd.DataFrame:
         except (TypeError, ValueError, OverflowError) as error:
             what = "whole numbers" if name in INT_COLUMNS else "text"
             raise TraceError(f"{where}: column {name!r} must hold {what}: {error}") from error
-    return pd.DataFrame(columns, columns=list(COLUMNS)).reset_index(drop=True)
+    columns = {name: getattr(column, "array", column) for name, column in columns.items()}
+    return pd.DataFrame(columns, columns=list(COLUMNS), copy=False)
 
 
 def _shown(value: Any) -> str:
@@ -227,9 +228,8 @@ def validate(frame: pd.DataFrame, where: str = "trace table") -> pd.DataFrame:
     for name in INT_COLUMNS:
         if name not in _SIGNED:
             _row_error(table, table[name] < 0, where, name, "must not be negative")
-    ends = table["start_ns"] + table["duration_ns"]
-    known = table["start_ns"].notna() & table["duration_ns"].notna()
-    table.loc[known & table["end_ns"].isna(), "end_ns"] = ends[known & table["end_ns"].isna()]
+    # new columns, never an assignment into one: the arrays may be those of the frame that was given
+    table["end_ns"] = table["end_ns"].fillna(table["start_ns"] + table["duration_ns"])
     spans = table["end_ns"] - table["start_ns"]
     table["duration_ns"] = table["duration_ns"].fillna(spans)
     _row_error(table, spans < 0, where, "end_ns", "must not lie before start_ns")
@@ -263,7 +263,7 @@ def concat(tables: Sequence[TraceTable]) -> TraceTable:
     if not tables:
         return make_table([])
     frames = [table.frame for table in tables if len(table.frame)]
-    frame = pd.concat(frames, ignore_index=True) if frames else tables[0].frame
+    frame = pd.concat(frames, ignore_index=True) if len(frames) > 1 else (frames or [tables[0].frame])[0]
     return TraceTable(frame=frame, files=tuple(file for table in tables for file in table.files))
 
 
