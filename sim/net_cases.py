@@ -135,7 +135,7 @@ class _Network:
         )
         self.routes: IntArray
         if topology.routes is None:
-            self.routes = build_routes(graph, topology.family, topology.routes_sha256)
+            self.routes = build_routes(graph, topology.family or name, topology.routes_sha256)
         else:
             if len(topology.routes) != self.world_size:
                 raise TopologyError(f"{where}.routes must have {self.world_size} rows, got {len(topology.routes)}")

@@ -14,23 +14,19 @@ __all__ = ["simulate_events"]
 _SAME_TIME = 1e-12
 
 
-def _uses(problem: FlowProblem) -> list[Uses]:
-    """Links and weights of every flow."""
+def _uses(problem: FlowProblem, flow: int) -> Uses:
+    """Links and weights of a flow, made when it starts, so that millions of waiting flows take no memory."""
     num_links = len(problem.capacity)
-    routes = problem.routes.tolist()
+    route = problem.routes[flow].tolist()
     if problem.weight is None:
-        return [tuple((link, 1.0) for link in route if link < num_links) for route in routes]
-    weights = problem.weight.tolist()
-    return [
-        tuple((link, weight) for link, weight in zip(route, row, strict=True) if link < num_links)
-        for route, row in zip(routes, weights, strict=True)
-    ]
+        return tuple([(link, 1.0) for link in route if link < num_links])
+    weights = problem.weight[flow].tolist()
+    return tuple([(link, weight) for link, weight in zip(route, weights, strict=True) if link < num_links])
 
 
 def simulate_events(problem: FlowProblem) -> Floats:
     """End of each flow in s; NaN for flows that nothing released."""
     nodes = NodeState(problem)
-    uses = _uses(problem)
     size, delay = problem.size.tolist(), problem.delay.tolist()
     shares = MaxMin(problem.capacity.tolist())
     finish = [float("nan")] * problem.num_flows
@@ -51,7 +47,7 @@ def simulate_events(problem: FlowProblem) -> Floats:
             if age == 0:
                 version[flow] = 1
                 left[flow], since[flow] = size[flow], now
-                shares.add(flow, uses[flow])
+                shares.add(flow, _uses(problem, flow))
             else:
                 version[flow] = -1
                 finish[flow] = now

@@ -76,13 +76,17 @@ def _sum_at_links(routes: Ints, weight: Floats | None, value: Floats | None, num
     return total
 
 
-def _forward(system: Floats, right: Floats) -> Floats:
-    """Solves a lower triangular system, in blocks too small for BLAS to start threads, which would cost more."""
+def _forward(holds: Floats, order: Ints, right: Floats) -> Floats:
+    """Solves the rows and columns `order` of `holds`, which are lower triangular.
+
+    In blocks: what is gathered stays in the cache, and BLAS starts no threads, which would cost more than they give.
+    """
     found = np.empty(len(right))
     for start in range(0, len(right), _BLOCK):
-        block = slice(start, min(start + _BLOCK, len(right)))
-        rest = right[block] - np.einsum("ij,j->i", system[block, :start], found[:start])
-        found[block] = dtrsv(system[block, block].T, rest, lower=0, trans=1)
+        end = min(start + _BLOCK, len(right))
+        rows = holds.take(order[start:end], axis=0).take(order[:end], axis=1)
+        rest = right[start:end] - np.einsum("ij,j->i", rows[:, :start], found[:start])
+        found[start:end] = dtrsv(rows[:, start:].T, rest, lower=0, trans=1)
     return found
 
 
@@ -105,6 +109,7 @@ class Levels:
         self.rank = np.full(self.num_links + 2, self.num_links, dtype=np.int32)
         self.order = np.zeros(0, dtype=np.int64)
         self.holds = np.zeros((self.num_links + 2, self.num_links + 2))  # [l, m]: flows on l whose bottleneck is m
+        self.guessed = False  # some levels are guesses, so bottlenecks may not be of lowest rank
         self.fills = 0
         self.solves = 0
 
@@ -141,12 +146,15 @@ class Levels:
         self.level[new] = np.minimum(self.level[new], self.capacity[new])
         self.move(routes, weight, None, new)
         self._rank()
+        self.guessed = True
         return new
 
     def settle(self, routes: Ints, weight: Floats | None, bottleneck: Ints) -> None:
         """Levels for the flows given, starting from the bottlenecks they had before the change."""
         for _ in range(_ROUNDS):
-            self._reassign(routes, weight, bottleneck)
+            if self.guessed:
+                self._reassign(routes, weight, bottleneck)
+                self.guessed = False
             if not self._solve():
                 break
             self._rank()
@@ -154,8 +162,10 @@ class Levels:
             if len(over):
                 self._open(over, routes, weight, bottleneck)
                 self._rank()
+                self.guessed = True
             elif not self._reassign(routes, weight, bottleneck):
                 return
+        self.guessed = False
         self.restart(routes, weight, bottleneck)
 
     def _rank(self) -> None:
@@ -179,8 +189,7 @@ class Levels:
         order = self.order[:-1]
         holding = self.holds.diagonal().take(order) > self.holding
         order = order[holding]
-        system = self.holds.take(order, axis=0).take(order, axis=1)
-        found = _forward(system, self.capacity.take(order))
+        found = _forward(self.holds, order, self.capacity.take(order))
         if not (found > 0).all():
             return False
         self.level[: self.num_links] = np.inf
@@ -200,19 +209,33 @@ class Levels:
 
     def _overloaded(self) -> Ints:
         """Links without a level whose flows, held back elsewhere, take more than there is."""
-        level = np.where(np.isfinite(self.level[: self.num_links]), self.level[: self.num_links], 0.0)
-        load = np.einsum("ij,j->i", self.holds[: self.num_links, : self.num_links], level)
-        over: Ints = np.flatnonzero((load > self.capacity * (1 + _TIE)) & (level == 0))
+        idle = np.flatnonzero(~np.isfinite(self.level[: self.num_links]))
+        full = self.order[:-1]
+        level = np.zeros(self.num_links + 2)
+        level[full] = self.level.take(full)
+        load = np.einsum("ij,j->i", self.holds.take(idle, axis=0), level)
+        over: Ints = idle[load > self.capacity.take(idle) * (1 + _TIE)]
         return over
 
     def _open(self, links: Ints, routes: Ints, weight: Floats | None, bottleneck: Ints) -> None:
         """Gives overloaded links the level at which their flows, cut down to it, fit."""
-        for link in links:
-            hop, flows = np.nonzero(routes == link)
-            rates = self.level[bottleneck[flows]]
-            amount = np.ones(len(flows)) if weight is None else weight[hop, flows]
-            order = np.argsort(rates)
-            below = np.concatenate([[0.0], np.cumsum((amount * rates)[order])[:-1]])
-            above = amount[order][::-1].cumsum()[::-1]
-            level = (self.capacity[link] - below) / above
-            self.level[link] = level[int(np.argmax(level < rates[order]))]
+        wanted = np.zeros(self.num_links + 2, dtype=bool)
+        wanted[links] = True
+        hops, flows = np.nonzero(wanted.take(routes))
+        owner = routes[hops, flows]
+        rates = self.level[bottleneck[flows]]
+        order = np.lexsort((rates, owner))
+        owner, rates = owner[order], rates[order]
+        amounts = np.ones(len(flows)) if weight is None else weight[hops, flows][order]
+        for start, end in zip(*_runs(owner), strict=True):
+            rate, amount = rates[start:end], amounts[start:end]
+            below = np.concatenate([[0.0], np.cumsum(amount * rate)[:-1]])
+            above = amount[::-1].cumsum()[::-1]
+            level = (self.capacity[owner[start]] - below) / above
+            self.level[owner[start]] = level[int(np.argmax(level < rate))]
+
+
+def _runs(values: Ints) -> tuple[Ints, Ints]:
+    """Where runs of equal values start and end."""
+    starts = np.flatnonzero(np.diff(values, prepend=-1))
+    return starts, np.append(starts[1:], len(values))
