@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,12 @@ from executor.profile import check_separate
 from executor.profile_measure import full_plan, quick_plan
 from executor.profile_run import RunConfig, loop_of, sizes_of_run
 from executor.testbed_emulate import EmulatedDevice
+from nestpipe.cli._profile_topology import topology_text
 from nestpipe.cli._validate_causes import CAUSES, split_error
 from nestpipe.cli._validate_compare import Outcome, compare, kind_errors, outcome_of, summarise
 from nestpipe.cli._validate_grid import GRIDS, Point, grid
 from nestpipe.cli._validate_predict import Prediction, machine_of, predict
+from nestpipe.cli._validate_run import bench
 from nestpipe.errors import CaseError, TraceError
 from nestpipe.ir import OpKind, unroll
 from nestpipe.metrics import measure
@@ -30,6 +33,7 @@ from reports.validation import history, predicted_against_measured, timeline_pai
 from sim.calibrated import CalibratedCosts, Machine, OpSizes
 from sim.engine import simulate
 from sim.folding import World
+from topologies.cluster import parse_cluster
 from traces.cost_table import COST_COLUMNS, CostFit, CostTable
 
 CONFIG = RunConfig(schedule="nestpipe", micro_batches=2, batch_size=24, dim=8, num_rows=500, steps=12, seed=3)
@@ -255,6 +259,41 @@ def test_the_command_refuses_to_validate_on_what_was_profiled(tmp_path: Path) ->
     with pytest.raises(CaseError, match="validate only on what no fit has seen"):
         validate(costs=path, grid="quick", out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def _torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torchrun would set for a world of one rank."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+        monkeypatch.setenv(name, str(value))
+
+
+def test_under_torchrun_the_rate_of_the_links_must_be_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from nestpipe.cli.profile import profile
+
+    _torchrun(monkeypatch)
+    with pytest.raises(CaseError, match="--rate-mbit-per-s is missing: under torchrun links are not shaped"):
+        profile(out=tmp_path / "costs.json")
+
+
+def test_the_ranks_of_torchrun_run_what_they_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    _torchrun(monkeypatch)
+    with bench(world_size=7, realtime=True, backend="gloo", device="cpu", timeout_s=60) as here:
+        frame = here.run([replace(CONFIG, steps=6)], 1)
+        assert (here.world_size, here.first, here.conditions["bench"]) == (1, True, "torchrun")
+    assert set(frame["kind"].astype(str)) == {op.kind.value for op in unroll(loop_of(CONFIG), 6).ops}
+
+
+def test_the_profiled_machine_is_a_topology_that_can_be_read() -> None:
+    table = _table(replace(CONFIG, device=None))
+    meta = {**table.meta, "world_size": 2, "rates_bits_per_s": [800_000_000]}
+    cluster = parse_cluster(topology_text(CostTable(rows=table.rows, meta=meta)), "this_machine.yaml")
+    assert cluster.host.cores.value == 2
+    assert cluster.tiers[0].bandwidth_bytes_per_s is not None
+    assert cluster.tiers[0].bandwidth_bytes_per_s.value == 1e8
+    assert cluster.accelerator.compute_flops_per_s.source.startswith("measured")
 
 
 def test_an_unknown_grid_is_refused_with_a_suggestion() -> None:

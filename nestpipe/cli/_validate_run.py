@@ -18,6 +18,7 @@ __all__ = ["Bench", "bench", "links_given"]
 
 #: What an idle shaped link lets through at once.
 BURST_BYTES: Final = 262_144
+_PRIORITIES: Final = {True: "realtime (SCHED_RR)", False: "normal"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +85,7 @@ def bench(*, world_size: int, realtime: bool, backend: str, device: str, timeout
 
     conditions: dict[str, object] = {
         "bench": "network namespaces, tbf on both ends of each link",
-        "priority": "realtime (SCHED_RR)" if realtime else "normal",
+        "priority": _PRIORITIES[realtime],
         "backend": "gloo",
         "device": "cpu",
     }
@@ -99,7 +100,13 @@ def _torchrun(backend: str, device: str, timeout_s: float) -> Iterator[Bench]:
 
     torch.set_num_threads(1)
     world = join_world(backend=backend, device=device, timeout_s=timeout_s)
-    conditions: dict[str, object] = {"bench": "torchrun", "priority": "normal", "backend": backend, "device": device}
+    realtime = sys.platform == "linux" and os.sched_getscheduler(0) in (os.SCHED_RR, os.SCHED_FIFO)
+    conditions: dict[str, object] = {
+        "bench": "torchrun",
+        "priority": _PRIORITIES[realtime],
+        "backend": backend,
+        "device": device,
+    }
     yield Bench(
         run=lambda configs, _: run_configs(world, configs),
         world_size=world.world_size,
