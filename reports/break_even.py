@@ -234,9 +234,9 @@ def _point_out(axes: Axes, rows: pd.DataFrame, index: int | None, cost: str, wor
     axes.annotate(
         words,
         (float(row[cost].iloc[0]), float(row["qps"].iloc[0])),
-        xytext=(-10, 14 if words == "recommended" else -18),
+        xytext=(6, 18 if words == "recommended" else -22),
         textcoords="offset points",
-        ha="right",
+        ha="left",
         fontsize=8.5,
         fontweight="bold" if words == "recommended" else "normal",
         color=INK,

@@ -54,6 +54,8 @@ COLUMNS: Final[Mapping[str, type]] = {
     "qps_low": float,
     "qps_high": float,
     "scaling_efficiency": float,
+    "scaling_efficiency_low": float,
+    "scaling_efficiency_high": float,
     "utilization": float,
     "goodput": float,
     "expected_qps": float,
@@ -107,7 +109,7 @@ class Evaluator:
 
     grid: Grid
     max_seeds: int | None = None
-    _bases: dict[tuple[object, ...], float | None] = field(default_factory=dict)
+    _bases: dict[tuple[object, ...], npt.NDArray[np.float64] | None] = field(default_factory=dict)
 
     def row(self, configuration: Configuration) -> Row:
         """The result of one configuration."""
@@ -210,7 +212,6 @@ class Evaluator:
             "qps": qps,
             "qps_low": samples * NS_PER_S / high,
             "qps_high": samples * NS_PER_S / low,
-            "scaling_efficiency": self._efficiency(configuration, qps),
             "utilization": sum(steps.times.batch_ns.get(kind, 0) for kind in COMPUTE) / steps.mean_ns,
             "goodput": None if scenario.failures is None else share,
             "expected_qps": qps * share,
@@ -218,6 +219,7 @@ class Evaluator:
             "busiest_share": busiest_share,
             "limit": steps.bound.text(),
             "how": steps.how,
+            **self._efficiency(configuration, steps, batch),
         }
         found |= rests_on(self.grid.case, steps.bound, configuration.world_size, steps.times)
         if cluster.accelerator_hour is not None:
@@ -251,22 +253,27 @@ class Evaluator:
             skew=factors.skew,
         )
 
-    def _efficiency(self, configuration: Configuration, qps: float) -> float | None:
-        """QPS per worker over QPS per worker at the base size; None if the base cannot be."""
+    def _efficiency(self, configuration: Configuration, steps: Steps, batch: int) -> Row:
+        """QPS per worker over that at the base size, its spread compared seed by seed; nothing without a base."""
         base = base_world_size(self.grid)
+        there = configuration.at(base)
+        key = (there.cluster, there.variant, there.batch_per_worker, there.global_batch, there.settings)
         if configuration.world_size == base:
-            return 1.0
-        key = (configuration.cluster, configuration.variant, configuration.batch_per_worker,
-               configuration.global_batch, configuration.settings)  # fmt: skip
-        if key not in self._bases:
+            self._bases[key] = steps.step_ns / batch
+        elif key not in self._bases:
             try:
-                there = configuration.at(base)
-                samples = batch_per_worker(self.grid, there) * base
-                self._bases[key] = samples * NS_PER_S / self.steps(there).mean_ns
+                self._bases[key] = self.steps(there).step_ns / batch_per_worker(self.grid, there)
             except NestPipeError:
                 self._bases[key] = None
-        base_qps = self._bases[key]
-        return None if base_qps is None else (qps / base_qps) / (configuration.world_size / base)
+        base_ns = self._bases[key]
+        if base_ns is None:
+            return {}
+        low, high = np.percentile(base_ns / (steps.step_ns / batch), [5, 95])
+        return {
+            "scaling_efficiency": float(base_ns.mean() / (steps.mean_ns / batch)),
+            "scaling_efficiency_low": float(low),
+            "scaling_efficiency_high": float(high),
+        }
 
 
 def base_world_size(grid: Grid) -> int:
@@ -332,15 +339,15 @@ def _world(configuration: Configuration) -> World:
 
 
 def _stragglers(scenario: Scenario, world_size: int, seed: int) -> dict[int, float]:
-    """The slow ranks of one seed and how slow they are."""
+    """The slow ranks of one seed and how slow they are; the same ones in a larger world, so that sizes compare."""
     model = scenario.stragglers
     if not model.share:
         return {}
-    generator = np.random.default_rng([seed, world_size, 1])
-    ranks = np.flatnonzero(generator.random(world_size) < model.share)
+    ranks = np.flatnonzero(np.random.default_rng([seed, 1]).random(world_size) < model.share)
     sigma = np.sqrt(np.log1p(model.cv**2))
-    factors = np.maximum(1.0, model.slowdown * generator.lognormal(-0.5 * sigma**2, sigma, len(ranks)))
-    return {int(rank): float(factor) for rank, factor in zip(ranks, factors, strict=True)}
+    spread = np.random.default_rng([seed, 3]).lognormal(-0.5 * sigma**2, sigma, world_size)
+    factors = np.maximum(1.0, model.slowdown * spread)
+    return {int(rank): float(factors[rank]) for rank in ranks}
 
 
 def _drawn(grid: Grid, scenario: Scenario, seed: int) -> dict[str, float]:

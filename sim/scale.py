@@ -116,7 +116,7 @@ def _lines(grid: Grid, name: str, row: Row) -> Iterator[Row]:
     spread = {
         "step_latency_ms": ("step_ms", "step_ms_low", "step_ms_high"),
         "qps": ("qps", "qps_low", "qps_high"),
-        "scaling_efficiency": ("scaling_efficiency", None, None),
+        "scaling_efficiency": ("scaling_efficiency", "scaling_efficiency_low", "scaling_efficiency_high"),
         "utilization": ("utilization", None, None),
     }
     for metric in _METRICS:
@@ -125,9 +125,7 @@ def _lines(grid: Grid, name: str, row: Row) -> Iterator[Row]:
         if value is None:
             continue
         ends: tuple[float | None, float | None] = (None, None)
-        if random and metric == "scaling_efficiency":
-            ends = (value * row["qps_low"] / row["qps"], value * row["qps_high"] / row["qps"])
-        elif random and low is not None and high is not None:
+        if random and low is not None and high is not None:
             ends = (row[low], row[high])
         yield {
             "method": name,
