@@ -280,6 +280,7 @@ def test_a_file_cut_short_is_refused_unless_asked_for(tmp_path: Path) -> None:
     packed.write_bytes(gzip.compress(text.encode())[:-20])
     with pytest.raises(TraceError, match="gzip data ends early"):
         import_traces([packed])
+    assert 0 < rank_of(import_traces([packed], partial=True))["num_events"] <= len(torchrec_step()["traceEvents"])
 
 
 @pytest.mark.parametrize(

@@ -9,17 +9,16 @@ reads the bare `inf` that Kineto prints, and knows how many whole events a file 
 from __future__ import annotations
 
 import codecs
-import gzip
 import json
 import os
 import zlib
 from collections.abc import Callable, Iterator
 from decimal import Decimal, InvalidOperation
-from typing import IO, Any
+from typing import Any
 
 from nestpipe.errors import TraceError
 
-from .reading import open_bytes, unreadable
+from .reading import ReadsBytes, open_bytes, unreadable
 
 __all__ = ["EventStream", "exact_ns", "whole"]
 
@@ -96,7 +95,7 @@ class EventStream:
         self._at = 0
         self._ended = False
         self._bytes_seen = 0
-        self._file: IO[bytes] | None = None
+        self._file: ReadsBytes | None = None
 
     def __iter__(self) -> Iterator[Any]:
         with open_bytes(self.path) as file:
@@ -121,7 +120,7 @@ class EventStream:
         try:
             # a value that needs several chunks is read in ever larger ones, so that rescanning it stays linear
             data = self._file.read(max(CHUNK_BYTES, len(self._text) - self._at))
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        except (EOFError, zlib.error) as error:
             if not self._partial:
                 raise unreadable(self.path, error) from error
             data, self.cut_short = b"", True

@@ -229,7 +229,7 @@ def infer_collective(path: str, header: LogHeader, rows: list[LogRow], hint: str
     reduces = any(row.redop not in ("", "none") for row in rows)
     names: tuple[str, ...]
     if reduces:
-        names = ("all_reduce", "reduce_scatter", "reduce")
+        names = ("all_reduce", "reduce_scatter", "reduce", "send_recv")
     else:
         names = ("all_to_all", "all_gather", "gather", "scatter", "broadcast", "send_recv")
     possible = [name for name in names if _allows(name, bounds)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
 import os
@@ -10,13 +9,32 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, Protocol
 
 from nestpipe.errors import TraceError
 
-__all__ = ["base_name", "load_json", "open_bytes", "parse_json", "read_head", "read_text", "text_lines", "unreadable"]
+__all__ = [
+    "ReadsBytes",
+    "base_name",
+    "load_json",
+    "open_bytes",
+    "parse_json",
+    "read_head",
+    "read_text",
+    "text_lines",
+    "unreadable",
+]
 
 GZIP_MAGIC = b"\x1f\x8b"
+GZIP_WINDOW = 31  # zlib's word for: the largest window, with a gzip header
+PIECE_BYTES = 1 << 18
+
+
+class ReadsBytes(Protocol):
+    """What is read from."""
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Up to `size` bytes, or everything."""
 
 
 def unreadable(path: str | os.PathLike[str], error: Exception) -> TraceError:
@@ -25,13 +43,56 @@ def unreadable(path: str | os.PathLike[str], error: Exception) -> TraceError:
         return TraceError(f"{path}: no such file")
     if isinstance(error, EOFError):
         return TraceError(f"{path}: the gzip data ends early; the file is cut short, copy it again")
-    if isinstance(error, gzip.BadGzipFile | zlib.error):
+    if isinstance(error, zlib.error):
         return TraceError(f"{path}: the gzip data is damaged ({error}); copy the file again")
     return TraceError(f"{path}: cannot be read: {error}")
 
 
+class _Unpacked:
+    """The unpacked bytes of a gzip file, all that a file cut short still holds; then the error.
+
+    `gzip.GzipFile` gives up with the last buffer unread, which for a small file is everything.
+    """
+
+    def __init__(self, raw: IO[bytes]) -> None:
+        self._raw = raw
+        self._member = zlib.decompressobj(GZIP_WINDOW)
+        self._packed = b""
+        self._started = False
+
+    def read(self, size: int = -1) -> bytes:
+        """Up to `size` bytes, or everything; b"" at the end.
+
+        Raises:
+            EOFError: nothing is left and the data ended early; at once if everything was asked for.
+            zlib.error: the data is damaged.
+        """
+        parts: list[bytes] = []
+        left = size
+        while left != 0:
+            if not self._packed and not self._refill():
+                if self._started and (size < 0 or not parts):
+                    raise EOFError
+                break
+            part = self._member.decompress(self._packed, max(left, 0) or PIECE_BYTES)
+            self._packed = self._member.unconsumed_tail
+            self._started = True
+            if self._member.eof:
+                # what follows is another member, or padding
+                self._packed = self._member.unused_data.lstrip(b"\0")
+                self._member, self._started = zlib.decompressobj(GZIP_WINDOW), False
+            if part:
+                parts.append(part)
+                left = left - len(part) if size >= 0 else left
+        return b"".join(parts)
+
+    def _refill(self) -> bool:
+        self._packed = self._raw.read(PIECE_BYTES)
+        return bool(self._packed)
+
+
 @contextmanager
-def open_bytes(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+def open_bytes(path: str | os.PathLike[str]) -> Iterator[ReadsBytes]:
     """The bytes of `path`, unpacked where the content (not the name) says gzip.
 
     Raises:
@@ -41,11 +102,7 @@ def open_bytes(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
         with open(path, "rb") as raw:
             packed = raw.read(2) == GZIP_MAGIC
             raw.seek(0)
-            if packed:
-                with gzip.GzipFile(fileobj=raw) as unpacked:
-                    yield cast("IO[bytes]", unpacked)
-            else:
-                yield raw
+            yield _Unpacked(raw) if packed else raw
     except (OSError, EOFError, zlib.error) as error:
         raise unreadable(path, error) from error
 
