@@ -105,7 +105,9 @@ class Runtime:
         self.lanes = [Lane(plan=lane) for lane in plan.lanes]
         self.spans: list[list[Span]] = [[] for _ in plan.lanes]
         self.failure: BaseException | None = None
-        self._changed = threading.Condition()
+        lock = threading.Lock()
+        # two conditions on one lock: a wake-up meant for a lane must not go to the thread that waits for the end
+        self._changed, self._over = threading.Condition(lock), threading.Condition(lock)
         self._left = sum(len(lane.tasks) for lane in plan.lanes)
         self._followers = _followers(plan)
         self._queues = [_queue(device, lane.resource) for lane in plan.lanes]
@@ -119,8 +121,8 @@ class Runtime:
         threads = [threading.Thread(target=self._work, name=f"lane-{n}", daemon=True) for n in range(len(self.lanes))]
         for thread in threads:
             thread.start()
-        with self._changed:
-            self._changed.wait_for(lambda: not self._left or self.failure is not None)
+        with self._over:
+            self._over.wait_for(lambda: not self._left or self.failure is not None)
         if self.failure is not None:
             raise self.failure
         for thread in threads:
@@ -143,7 +145,7 @@ class Runtime:
                 except BaseException as error:
                     with self._changed:
                         self.failure = self.failure or self._explain(lane, error)
-                        self._changed.notify_all()
+                        self._end()
                     return
 
     def _next(self, done: int | None) -> int | None:
@@ -156,7 +158,7 @@ class Runtime:
                 lane.since_ns = time.monotonic_ns()
                 self._left -= 1
                 if not self._left:
-                    self._changed.notify_all()
+                    self._end()
             # a finished op can only have made its own lane and those that follow it ready
             candidates: Sequence[int] = range(len(self.lanes)) if done is None else self._followers[done]
             while self._left and self.failure is None:
@@ -173,6 +175,11 @@ class Runtime:
                 else:
                     self._changed.wait()
             return None
+
+    def _end(self) -> None:
+        """Wake everybody, with the lock held: all ops are done, or one has failed."""
+        self._changed.notify_all()
+        self._over.notify_all()
 
     def _is_ready(self, lane: Lane) -> bool:
         if lane.status != "waiting":

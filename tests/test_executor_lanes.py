@@ -1,0 +1,95 @@
+"""The runtime on its own, with ops that only note when they ran: order, overlap, failure."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Mapping
+
+import pytest
+import torch
+
+from executor.cursor import make_plan
+from executor.lanes import Cost, Implementation, RunError, Runtime
+from nestpipe.ir import Op, OpKind, OpRef, Program, Resource, Stream, unroll, with_micro_batches
+from nestpipe.schedules import load, names
+
+CPU = torch.device("cpu")
+
+
+def run(program: Program, table: Mapping[OpKind, Implementation]) -> Runtime:
+    runtime = Runtime(make_plan(program), {kind: lambda _: Cost() for kind in OpKind} | dict(table), device=CPU)
+    runtime.run()
+    return runtime
+
+
+def fork(steps: int) -> Program:
+    """One stream reads; three others each wait for the read and for nothing else."""
+    reads = Stream(name="a", resource=Resource.HOST_IO, body=tuple(Op(kind=OpKind.READ, batch=t) for t in range(steps)))
+    others = [
+        Stream(
+            name=kind.value,
+            resource=Resource.COMPUTE,
+            body=tuple(Op(kind=kind, batch=t, after=(OpRef(kind=OpKind.READ, batch=t),)) for t in range(steps)),
+        )
+        for kind in (OpKind.COPY_H2D, OpKind.DEDUP, OpKind.LOOKUP)
+    ]
+    return Program(name="fork", steps=steps, micro_batches=1, buffers=(), streams=(reads, *others))
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_op_runs_once_after_what_it_waits_for(name: str) -> None:
+    program = unroll(with_micro_batches(load(name), 3), 8)
+    spans = run(program, {}).spans
+    assert [[span.op for span in lane] for lane in spans] == [list(stream.ops) for stream in program.streams]
+    ends = {span.op.ref: span.end_ns for lane in spans for span in lane}
+    for lane in spans:
+        for span in lane:
+            assert all(ends[ref] <= span.start_ns for ref in span.op.after)
+        assert all(a.end_ns <= b.start_ns for a, b in itertools.pairwise(lane))
+
+
+def test_ops_that_are_ready_together_run_together() -> None:
+    """Each of the three meets the other two inside its op; a wake-up that went astray would break the barrier."""
+    meeting = threading.Barrier(3)
+
+    def meet(_: Op) -> Cost:
+        meeting.wait(timeout=20)
+        return Cost()
+
+    run(fork(300), dict.fromkeys((OpKind.COPY_H2D, OpKind.DEDUP, OpKind.LOOKUP), meet))
+
+
+def test_a_failure_ends_the_run_while_another_lane_hangs() -> None:
+    released = threading.Event()
+
+    def hang(_: Op) -> Cost:
+        released.wait(20)
+        return Cost()
+
+    def fail(op: Op) -> Cost:
+        if op.batch == 2:
+            raise ValueError("first line\nsecond line")
+        return Cost()
+
+    start = time.monotonic()
+    with pytest.raises(
+        RunError, match=r"rank 0: dedup 2 \(batch 2\) on stream dedup failed: ValueError: first line\n"
+    ) as info:
+        run(fork(5), {OpKind.LOOKUP: hang, OpKind.DEDUP: fail})
+    released.set()
+    assert time.monotonic() - start < 15
+    assert "  > dedup               2" in str(info.value)
+    assert "    dedup               3" in str(info.value)
+    assert "second line" not in str(info.value)
+
+
+def test_the_messages_of_gloo_lose_their_path_and_advice() -> None:
+    def fail(_: Op) -> Cost:
+        raise RuntimeError(
+            "[/src/pair.cc:553] Connection closed by peer [10.0.0.1]:1. This is typically caused by something"
+        )
+
+    with pytest.raises(RunError, match=r"failed: RuntimeError: Connection closed by peer \[10\.0\.0\.1\]:1\n"):
+        run(fork(1), {OpKind.READ: fail})
