@@ -136,6 +136,9 @@ def summarise(table: pd.DataFrame) -> dict[str, Any]:
         "worst_absolute_error": float(errors.max()),
         "bias": float(table["error"].mean()),
         "mean_absolute_speedup_error": float(speedups.abs().mean()) if len(speedups) else None,
+        "mean_absolute_exposed_error_of_step": float(
+            ((table["predicted_exposed_ms"] - table["measured_exposed_ms"]).abs() / table["measured_ms"]).mean()
+        ),
         "inside_interval": int(table["inside"].sum()),
         "rankings_right": right,
         "rankings_judged": judged,

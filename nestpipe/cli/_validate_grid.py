@@ -48,7 +48,7 @@ GRIDS: Final[dict[str, tuple[int, tuple[tuple[int, int, int, int], ...]]]] = {
         ),
     ),
     "quick": (17, ((4, 192, 72, 250),)),
-    "heavy": (19, ((8, 480, 232, 200),)),
+    "heavy": (19, ((3, 616, 252, 200),)),
 }
 
 

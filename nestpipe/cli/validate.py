@@ -231,10 +231,18 @@ def _print(result: dict[str, Any], output: Format) -> None:
     if summary["mean_absolute_speedup_error"] is not None:
         typer.echo(f"speedup over sync: mean |error| {summary['mean_absolute_speedup_error']:.2%}")
     typer.echo(
+        "exposed row and gradient communication: mean |error| "
+        f"{summary['mean_absolute_exposed_error_of_step']:.2%} of the step"
+    )
+    typer.echo(
         f"measured inside the predicted interval: {summary['inside_interval']} of {summary['configurations']} "
         f"(* outside); schedules further apart than uncertain, ranked right: {summary['rankings_right']} of "
         f"{summary['rankings_judged']}"
     )
+    typer.echo("by op kind, mean time measured (ms) and mean error of its prediction:")
+    kinds = [f"{row['kind']} {row['measured_ms']:.2f} {row['error']:+.1%}" for row in result["kinds"]]
+    for first in range(0, len(kinds), 4):
+        typer.echo("  " + "   ".join(f"{each:<32}" for each in kinds[first : first + 4]).rstrip())
     load = summary["load_average"]
     typer.echo(f"load average of the host while it ran: {load['min']:.1f} to {load['max']:.1f}")
     print("predicted means computed before the run and written to predictions.json", file=sys.stderr)
