@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from nestpipe.cli.trace import app
 from nestpipe.errors import TraceError
-from tests.trace_samples import AUTOGRAD, MAIN, collective, event, launched, torchrec_step, trace
+from tests.trace_samples import AUTOGRAD, MAIN, NCCL_TEXT, collective, event, launched, torchrec_step, trace
 from traces.importing import Imported, import_traces
 from traces.json_stream import EventStream, exact_ns
 from traces.kineto import rank_in_name
@@ -385,6 +385,13 @@ def test_command_line_writes_the_table_and_prints_the_summary(tmp_path: Path) ->
         result = CliRunner().invoke(app, ["import", str(path), "--format", form])
         assert result.exit_code == 0
         assert expected in result.stdout
+
+
+def test_csv_of_a_benchmark_has_a_line_per_collective(tmp_path: Path) -> None:
+    (tmp_path / "x.log").write_text(NCCL_TEXT, encoding="utf-8")
+    result = CliRunner().invoke(app, ["import", str(tmp_path / "x.log"), "--format", "csv"])
+    assert result.stdout.splitlines()[0].startswith("file,collective,world_size")
+    assert ",all_to_all,2,float,2,1024,134217728,20.5,33.56," in result.stdout
 
 
 def test_an_imported_table_can_be_imported_again(tmp_path: Path) -> None:

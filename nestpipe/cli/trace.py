@@ -71,7 +71,7 @@ def import_(
     if output is Format.JSON:
         typer.echo(json.dumps({"provenance": provenance(), **imported.summary}, indent=2, allow_nan=False))
     elif output is Format.CSV:
-        typer.echo(_ranks_csv(imported.summary), nl=False)
+        typer.echo(_csv(imported.summary), nl=False)
     else:
         typer.echo(_text(imported.summary, out))
 
@@ -82,11 +82,20 @@ _RANK_COLUMNS = (
 )
 
 
-def _ranks_csv(summary: dict[str, Any]) -> str:
+_LOG_COLUMNS = (
+    *("file", "collective", "world_size", "dtype", "num_rows", "size_bytes_min", "size_bytes_max", "time_us_min"),
+    *("average_busbw_gb_per_s", "source"),
+)
+
+
+def _csv(summary: dict[str, Any]) -> str:
+    """A line per rank; for benchmarks, which have no ranks, a line per collective and world size."""
     import pandas as pd
 
-    rows = [{name: rank.get(name) for name in _RANK_COLUMNS} for rank in summary["ranks"]]
-    return pd.DataFrame(rows, columns=list(_RANK_COLUMNS)).to_csv(index=False)
+    logs = summary.get("collective_logs", [])
+    rows, columns = (summary["ranks"], _RANK_COLUMNS) if summary["ranks"] or not logs else (logs, _LOG_COLUMNS)
+    chosen = [{name: row.get(name) for name in columns} for row in rows]
+    return pd.DataFrame(chosen, columns=list(columns)).to_csv(index=False)
 
 
 def _text(summary: dict[str, Any], out: str | None) -> str:
