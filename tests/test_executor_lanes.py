@@ -16,6 +16,7 @@ from nestpipe.ir import Op, OpKind, OpRef, Program, Resource, Stream, unroll, wi
 from nestpipe.schedules import load, names
 
 CPU = torch.device("cpu")
+FORKED = (OpKind.COPY_H2D, OpKind.DEDUP, OpKind.LOOKUP)
 
 
 def run(program: Program, table: Mapping[OpKind, Implementation]) -> Runtime:
@@ -24,16 +25,20 @@ def run(program: Program, table: Mapping[OpKind, Implementation]) -> Runtime:
     return runtime
 
 
-def fork(steps: int) -> Program:
-    """One stream reads; three others each wait for the read and for nothing else."""
-    reads = Stream(name="a", resource=Resource.HOST_IO, body=tuple(Op(kind=OpKind.READ, batch=t) for t in range(steps)))
+def fork(steps: int, width: int = 3) -> Program:
+    """One stream reads; the others each wait for the read and for nothing else, and the next read for them."""
+
+    def read(t: int) -> Op:
+        return Op(kind=OpKind.READ, batch=t, after=tuple(OpRef(kind=kind, batch=t - 1) for kind in FORKED[:width] if t))
+
+    reads = Stream(name="a", resource=Resource.HOST_IO, body=tuple(read(t) for t in range(steps)))
     others = [
         Stream(
             name=kind.value,
             resource=Resource.COMPUTE,
             body=tuple(Op(kind=kind, batch=t, after=(OpRef(kind=OpKind.READ, batch=t),)) for t in range(steps)),
         )
-        for kind in (OpKind.COPY_H2D, OpKind.DEDUP, OpKind.LOOKUP)
+        for kind in FORKED[:width]
     ]
     return Program(name="fork", steps=steps, micro_batches=1, buffers=(), streams=(reads, *others))
 
@@ -50,22 +55,24 @@ def test_every_op_runs_once_after_what_it_waits_for(name: str) -> None:
         assert all(a.end_ns <= b.start_ns for a, b in itertools.pairwise(lane))
 
 
-def test_ops_that_are_ready_together_run_together() -> None:
-    """Each of the three meets the other two inside its op; a wake-up that went astray would break the barrier."""
-    meeting = threading.Barrier(3)
+@pytest.mark.parametrize("width", [2, 3])
+def test_ops_that_are_ready_together_run_together(width: int) -> None:
+    """Each meets the others inside its op; a wake-up that went astray would break the barrier."""
+    meeting = threading.Barrier(width)
 
     def meet(_: Op) -> Cost:
         meeting.wait(timeout=20)
         return Cost()
 
-    run(fork(300), dict.fromkeys((OpKind.COPY_H2D, OpKind.DEDUP, OpKind.LOOKUP), meet))
+    run(fork(300, width), dict.fromkeys(FORKED[:width], meet))
 
 
 def test_a_failure_ends_the_run_while_another_lane_hangs() -> None:
     released = threading.Event()
 
-    def hang(_: Op) -> Cost:
-        released.wait(20)
+    def hang(op: Op) -> Cost:
+        if op.batch == 2:
+            released.wait(20)
         return Cost()
 
     def fail(op: Op) -> Cost:
