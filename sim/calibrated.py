@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,12 +24,12 @@ from nestpipe.errors import CaseError
 from nestpipe.ir import COLLECTIVES, Op, OpKind, Program, Resource
 from nestpipe.timeline import Timeline
 from nestpipe.units import NS_PER_S
-from sim.net_maxmin import MaxMin
+from sim.fluid import Activity, FluidSystem
+from sim.fluid import Resource as Shared
 from traces.cost_table import CostFit
 
 __all__ = ["CalibratedCosts", "Machine", "OpSizes", "with_starts"]
 
-_UNLIMITED: Final = 1e9
 Sizes = Mapping[str, float]
 #: kind, batch, micro-batch.
 OpName = tuple[OpKind, int, int | None]
@@ -117,10 +117,11 @@ class _Run:
     """The state of one simulation: the shared resources, when each lane was last busy, what each link has saved."""
 
     env: simpy.Environment
-    shares: _Shares
+    fluid: FluidSystem
+    cores: Shared | None
     queue: simpy.Resource | None
     lane_end: dict[tuple[int, int], int] = field(default_factory=dict)
-    links: list[_Bucket] = field(default_factory=list)
+    links: list[_Link] = field(default_factory=list)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -218,22 +219,24 @@ class CalibratedCosts:
         return env.process(process)
 
     def _begin(self, env: simpy.Environment) -> _Run:
-        machine = self.machine
-        rates = [rate / NS_PER_S for rate in machine.link_bytes_per_s]
-        cores = _UNLIMITED if machine.cores is None else machine.cores
-        lanes = [1.0] * (machine.world_size * len(self.program.streams))
+        machine, fluid = self.machine, FluidSystem(env)
         self.gaps.clear()
-        queue = None
-        if machine.run_to_completion and machine.cores is not None:
-            queue = simpy.Resource(env, capacity=max(round(machine.cores), 1))
-        return _Run(
-            env=env,
-            queue=queue,
-            shares=_Shares(env, [*rates, *rates, cores, *lanes]),
-            links=[
-                _Bucket(rate=rate, size=machine.burst_bytes, tokens=machine.burst_bytes) for rate in (*rates, *rates)
-            ],
-        )
+        links = [
+            _Link(
+                resource=fluid.resource(f"{way} of rank {rank}", rate),
+                rate=rate / NS_PER_S,
+                size=machine.burst_bytes,
+                tokens=machine.burst_bytes,
+            )
+            for way in ("egress", "ingress")
+            for rank, rate in enumerate(machine.link_bytes_per_s)
+        ]
+        queue = cores = None
+        if machine.cores is not None:
+            cores = fluid.resource("cores", machine.cores * NS_PER_S)
+            if machine.run_to_completion:
+                queue = simpy.Resource(env, capacity=max(round(machine.cores), 1))
+        return _Run(env=env, fluid=fluid, cores=cores, queue=queue, links=links)
 
     def _gap(self, run: _Run, rank: int, lane: int, number: int) -> int:
         """How long the lane takes to start an op; it sleeps if the op had to wait."""
@@ -253,7 +256,7 @@ class CalibratedCosts:
                 self.gaps[work.rank, work.op] += int(began - ready)
                 yield run.env.timeout(round(work.busy_ns))
         elif work.busy_ns > 0:
-            yield self._on_cores(run, work.rank, work.lane, work.busy_ns, 1.0)
+            yield self._on_cores(run, work.busy_ns, 1.0)
         if self.busy is not None:
             yield run.env.timeout(max(int(began) + round(work.time_ns) - int(run.env.now), 0))
         run.lane_end[work.rank, work.lane] = int(run.env.now)
@@ -269,9 +272,9 @@ class CalibratedCosts:
         for rank in work.ranks:
             run.lane_end[rank, work.lane] = int(run.env.now)
 
-    def _shared(self, run: _Run, rank: int, work: _Exchange) -> simpy.Event:
+    def _shared(self, run: _Run, rank: int, work: _Exchange) -> simpy.Event:  # noqa: ARG002
         """A rank's local part of a collective on cores that are shared evenly."""
-        return self._on_cores(run, rank, work.lane, work.local_ns, self.machine.collective_cores)
+        return self._on_cores(run, work.local_ns, self.machine.collective_cores)
 
     def _queued(self, run: _Run, rank: int, work: _Exchange) -> simpy.Event:
         """A rank's local part of a collective: part of it with a core, which it queues for, the rest waiting."""
@@ -287,11 +290,10 @@ class CalibratedCosts:
             yield run.env.timeout(busy_ns)
         yield run.env.timeout(max(round(work.local_ns) - busy_ns, 0))
 
-    def _on_cores(self, run: _Run, rank: int, lane: int, time_ns: float, cores: float) -> simpy.Event:
+    def _on_cores(self, run: _Run, time_ns: float, cores: float) -> simpy.Event:
         """Work of one lane that takes `time_ns` alone and `cores` of the shared cores while it runs."""
-        shared = 2 * self.machine.world_size
-        own = shared + 1 + rank * len(self.program.streams) + lane
-        return run.shares.activity(time_ns, ((own, 1.0),) if not cores else ((shared, cores), (own, 1.0)))
+        uses = {run.cores: cores} if run.cores is not None and cores else {}
+        return run.fluid.start(Activity(work=time_ns, uses=uses, cap_per_s=NS_PER_S))
 
     def _flows(self, run: _Run, work: _Exchange) -> Generator[simpy.Event, Any, None]:
         """All flows of a collective at once; each takes its share of what its links have saved, then the wire."""
@@ -306,11 +308,11 @@ class CalibratedCosts:
             free = min(size, saved[src] * size / sent[src], saved[ranks + dst] * size / received[dst])
             used += [(src, free), (ranks + dst, free)]
             if size > free:
-                full = min(run.links[src].rate, run.links[ranks + dst].rate)
-                uses = [(src, full), (ranks + dst, full)]
-                if self.machine.transfer_cores:
-                    uses.append((2 * ranks, self.machine.transfer_cores))
-                events.append(run.shares.activity((size - free) / full * work.wire_factor, tuple(uses)))
+                ends = (run.links[src], run.links[ranks + dst])
+                uses = {end.resource: 1.0 for end in ends}
+                if run.cores is not None and self.machine.transfer_cores:
+                    uses[run.cores] = self.machine.transfer_cores / min(end.rate for end in ends)
+                events.append(run.fluid.start(Activity(work=(size - free) * work.wire_factor, uses=uses)))
         for link, free in used:
             run.links[link].spend(int(run.env.now), free)
         busy = {link for src, dst in pairs for link in (src, ranks + dst)}
@@ -336,9 +338,10 @@ def with_starts(timeline: Timeline, gaps: Mapping[tuple[int, int], int]) -> Time
 
 
 @dataclass(slots=True, kw_only=True)
-class _Bucket:
+class _Link:
     """What a link has saved while idle: `tokens` bytes at `since_ns`, growing at `rate` bytes/ns up to `size`."""
 
+    resource: Shared
     rate: float
     size: float
     tokens: float
@@ -364,52 +367,3 @@ class _Bucket:
         """A transfer has ended."""
         self.active -= 1
         self.since_ns = now_ns
-
-
-class _Shares:
-    """Activities on shared resources, max-min fair, as SimPy events."""
-
-    def __init__(self, env: simpy.Environment, capacities: Sequence[float]) -> None:
-        self.env = env
-        self.shares = MaxMin(capacities)
-        self.left: dict[int, float] = {}
-        self.done: dict[int, simpy.Event] = {}
-        self.since_ns = 0
-        self.count = 0
-        self.version = 0
-
-    def activity(self, work: float, uses: tuple[tuple[int, float], ...]) -> simpy.Event:
-        """The event at which `work` is done; each unit of rate takes `weight` of each resource."""
-        self._advance()
-        self.count += 1
-        self.left[self.count] = work
-        self.done[self.count] = self.env.event()
-        self.shares.add(self.count, uses)
-        self._plan()
-        return self.done[self.count]
-
-    def _advance(self) -> None:
-        """Do the work since the last change, and let go of what is finished."""
-        elapsed = self.env.now - self.since_ns
-        self.since_ns = int(self.env.now)
-        for user in list(self.left):
-            rate = self.shares.rate[user]
-            self.left[user] -= rate * elapsed
-            if self.left[user] <= 0.5 * rate:
-                del self.left[user]
-                self.shares.remove(user)
-                self.done.pop(user).succeed()
-
-    def _plan(self) -> None:
-        """Wake at the next end; a change before it makes a new plan."""
-        self.shares.resolve()
-        self.version += 1
-        if self.left:
-            soonest = min(left / self.shares.rate[user] for user, left in self.left.items())
-            self.env.process(self._wake(self.version, max(round(soonest), 1)))
-
-    def _wake(self, version: int, delay_ns: int) -> Generator[simpy.Event, Any, None]:
-        yield self.env.timeout(delay_ns)
-        if version == self.version:
-            self._advance()
-            self._plan()
