@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from nestpipe.ir import OpKind, unroll
@@ -15,8 +17,9 @@ from sim.grid import Grid
 from sim.memory import buffer_sizes, memory_need
 from sim.recursion import rank_step_ns
 from sim.run import case_loop, case_step_ms
+from sim.scenario import load_scenario
 from sim.scenario_parts import Factors
-from tests.scenarios import PLAIN, PRICED, RANDOM, grid, scenario
+from tests.scenarios import PLAIN, PRICED, RANDOM, grid, scenario, write
 from traces.case import batch_times, load_case, workload
 
 CASE = load_case("nestpipe_paper")
@@ -179,3 +182,23 @@ steps: 12
     assert _row(shared)["how"] == "simulation"
     capacity = alone.hardware["h100"].accelerator.memory_capacity_bytes.value
     assert alone.scenario.clusters["h100"].device_memory_bytes == capacity
+
+
+def test_a_trace_plans_from_what_was_recorded(tmp_path: Path) -> None:
+    run = simulate(
+        unroll(load("sync"), 8),
+        TimedCosts(batch_ns=batch_times(workload(CASE), CASE.values(), load("sync"), 16)),
+        World(world_size=16),
+    )
+    frame = run.frame().astype({"stream": str, "kind": str, "op": str})
+    frame = frame.assign(duration_ns=frame["end_ns"] - frame["start_ns"], group_size=16, source="measured: test")
+    frame.to_csv(tmp_path / "recorded.csv", index=False)
+    text = PLAIN.replace("[128, 1536]", "[16, 64]")
+    text = text.replace("{case: nestpipe_paper}", "{trace: recorded.csv, recorded_batch_per_worker: 512}")
+    found = Grid.of(load_scenario(write(tmp_path, text)))
+    rows = [Evaluator(grid=found).row(configuration) for configuration in found]
+    assert rows[0]["step_ms"] == pytest.approx(measure(run).step_latency_ms, rel=1e-6)
+    assert rows[0]["measured"] == pytest.approx(1)
+    assert rows[1]["extrapolated"] > 0
+    nested = next(row for row in rows if row["schedule"] == "nestpipe")
+    assert nested["step_ms"] < rows[0]["step_ms"]
