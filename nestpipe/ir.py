@@ -17,7 +17,8 @@ What an op does to data is part of the schedule, so that it can be checked: `rea
 - *States* live as long as the training: `table` and `optimizer` (rows and optimiser rows in host memory, sharded over
   the ranks of the row All2All's group) and `dense` (replicated dense parameters on the device).
 - *Buffers* hold one batch (or one micro-batch, see `MICRO_DATA`) per instance, in `slots` physical copies used in turn:
-  instance `i` lives in slot `i % slots`. The two `rows` slots of dual-buffer pipelining are the active and the
+  instance `i` lives in slot `i % slots`, where `i` is the batch or, per micro-batch, `batch * micro_batches +
+  micro_batch`. The two `rows` slots of dual-buffer pipelining are the active and the
   prefetch buffer. `rows` caches `table` and `moments` caches `optimizer` for the keys that this rank owns.
 
 Meaning of the ops on rows, the same for every interpreter and for the checks:
