@@ -3,8 +3,9 @@
     python benchmarks/bench_executor.py [--ranks 2] [--blocks 8]
 
 Both ways train the `sync` schedule, where nothing overlaps, so any difference is the interpreter's: threads, waits and
-records. Blocks are interleaved and the minimum is taken. CPU time counts all threads of rank 0 and is what to look at
-on a machine that others use too. The last table runs programs of empty ops.
+records. Blocks are interleaved and the minimum is taken. CPU time counts all threads of rank 0. The gap is the time
+from one op's end to the next one's start, added up over a step: what interpreting costs, measured inside the run, and
+what to look at on a machine that others use too. The last table runs programs of empty ops.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import os
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 
@@ -30,10 +32,11 @@ from nestpipe.schedules import load
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Seconds per step, wall and CPU, of a block or of the fastest one."""
+    """Seconds per step of a block or of the fastest one: wall, CPU, and between ops."""
 
     wall_s: float
     cpu_s: float
+    gap_s: float = 0.0
 
 
 def in_order(program: Program) -> list[Op]:
@@ -69,8 +72,12 @@ def by_hand(trainer: Trainer, steps: int) -> Times:
 def interpreted(trainer: Trainer, steps: int) -> Times:
     """Train as usual."""
     before, cpu = trainer.wall_ns, time.process_time()
+    trainer.spans.clear()
     trainer.run(steps)
-    return Times((trainer.wall_ns - before) / 1e9 / steps, (time.process_time() - cpu) / steps)
+    cpu_s = (time.process_time() - cpu) / steps
+    ran = sorted((span.start_ns, span.end_ns) for span in trainer.spans)
+    gap_ns = sum(later[0] - earlier[1] for earlier, later in pairwise(ran))
+    return Times((trainer.wall_ns - before) / 1e9 / steps, cpu_s, gap_ns / 1e9 / steps)
 
 
 def compare(world: World, options: RunOptions, blocks: int) -> tuple[Times, Times]:
@@ -80,7 +87,9 @@ def compare(world: World, options: RunOptions, blocks: int) -> tuple[Times, Time
     ways = (interpreted, by_hand)
     found = [[way(trainer, options.steps) for way in ways] for _ in range(blocks + 1)][1:]
     by_way = zip(*found, strict=True)
-    program, hand = (Times(min(t.wall_s for t in way), min(t.cpu_s for t in way)) for way in by_way)
+    program, hand = (
+        Times(min(t.wall_s for t in way), min(t.cpu_s for t in way), min(t.gap_s for t in way)) for way in by_way
+    )
     return hand, program
 
 
@@ -100,7 +109,9 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
-    print("batch  hidden  loop ms  interpreted ms  overhead  loop CPU ms  interpreted CPU ms  overhead")
+    print(
+        "batch  hidden  loop ms  interpreted ms  overhead  loop CPU ms  interpreted CPU ms  overhead  gap ms  of step"
+    )
     with RankPool(options.ranks) as pool:
         for batch, hidden in ((256, 64), (1024, 256), (2048, 512)):
             run = RunOptions(schedule="sync", batch_size=batch, hidden=(hidden,), steps=20, num_rows=20_000)
@@ -109,6 +120,7 @@ def main() -> None:
                 f"{batch:5}  {hidden:6}",
                 f"{hand.wall_s * 1e3:7.2f}  {program.wall_s * 1e3:14.2f}  {program.wall_s / hand.wall_s - 1:8.1%}",
                 f"{hand.cpu_s * 1e3:11.2f}  {program.cpu_s * 1e3:18.2f}  {program.cpu_s / hand.cpu_s - 1:8.1%}",
+                f"{program.gap_s * 1e3:6.3f}  {program.gap_s / program.wall_s:7.2%}",
             )
             print("  ".join(cells), flush=True)
     print("\nschedule        N  µs per empty op")
