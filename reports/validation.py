@@ -22,6 +22,7 @@ __all__ = ["BAND", "history", "predicted_against_measured", "timeline_pair"]
 
 #: The half-width of the band around the diagonal.
 BAND: Final = 0.05
+_ENTRY: Final = ("commit", "grid", "world_size", "compute", "mean_absolute_error", "worst_absolute_error")
 
 
 def predicted_against_measured(
@@ -94,14 +95,13 @@ def history(entries: Sequence[Mapping[str, Any]]) -> Figure:
     """The mean and worst absolute error of every validation so far, oldest first.
 
     Args:
-        entries: mappings with at least `commit`, `grid`, `mean_absolute_error` and `worst_absolute_error`.
+        entries: mappings with at least `commit`, `grid`, `world_size`, `compute`, `mean_absolute_error` and
+            `worst_absolute_error`.
     """
     if not entries:
         raise TraceError("validation history: no entry to draw; run 'nestpipe validate' first")
     for number, entry in enumerate(entries):
-        missing = [
-            name for name in ("commit", "grid", "mean_absolute_error", "worst_absolute_error") if name not in entry
-        ]
+        missing = [name for name in _ENTRY if name not in entry]
         if missing:
             raise TraceError(f"validation history: entry {number} lacks {', '.join(missing)}")
     x = np.arange(len(entries))
@@ -116,10 +116,11 @@ def history(entries: Sequence[Mapping[str, Any]]) -> Figure:
                 x, values, marker=marker, color=INK if name.startswith("mean") else MUTED, label=f"{words} |error|"
             )
         axes.axhline(100 * BAND, color=GRID, linewidth=1.5, label="5 %")
-        axes.set_xticks(x, [f"{entry['commit']}\n{entry['grid']}" for entry in entries], fontsize=7)
+        words = [f"{each['commit']}\n{each['grid']}\n{each['world_size']} ranks\n{each['compute']}" for each in entries]
+        axes.set_xticks(x, words, fontsize=7)
         axes.set_ylim(bottom=0)
         axes.set_ylabel("error of the step latency (%)")
-        axes.set_xlabel("commit and grid, oldest first")
+        axes.set_xlabel("commit, grid, ranks and compute, oldest first")
         axes.legend(fontsize=8)
     return figure
 

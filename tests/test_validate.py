@@ -311,9 +311,19 @@ def test_figures_show_every_configuration(prediction: Prediction, tmp_path: Path
 
 
 def test_the_history_is_drawn_in_order_and_a_damaged_one_is_refused() -> None:
-    entry = {"commit": "abc", "grid": "first", "mean_absolute_error": 0.04, "worst_absolute_error": 0.1}
+    entry = {
+        "commit": "abc",
+        "grid": "first",
+        "world_size": 2,
+        "compute": "real",
+        "mean_absolute_error": 0.04,
+        "worst_absolute_error": 0.1,
+    }
     figure = history([entry, {**entry, "commit": "def"}])
-    assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["abc\nfirst", "def\nfirst"]
+    assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == [
+        "abc\nfirst\n2 ranks\nreal",
+        "def\nfirst\n2 ranks\nreal",
+    ]
     with pytest.raises(TraceError, match="entry 0 lacks grid"):
         history([{name: value for name, value in entry.items() if name != "grid"}])
     with pytest.raises(TraceError, match="no entry to draw"):
