@@ -24,7 +24,7 @@ from sim.network import Measured, flow_problem, measure
 __all__ = ["CaseFile", "evaluate_cases", "read_cases"]
 
 FORMAT = "network-oracle-1"
-DEFAULT_DRAWS = 11
+DEFAULT_DRAWS = 21
 MAX_RANKS = 8192
 
 
