@@ -116,8 +116,10 @@ def history(entries: Sequence[Mapping[str, Any]]) -> Figure:
                 x, values, marker=marker, color=INK if name.startswith("mean") else MUTED, label=f"{words} |error|"
             )
         axes.axhline(100 * BAND, color=GRID, linewidth=1.5, label="5 %")
-        words = [f"{each['commit']}\n{each['grid']}\n{each['world_size']} ranks\n{each['compute']}" for each in entries]
-        axes.set_xticks(x, words, fontsize=7)
+        labels = [
+            f"{each['commit']}\n{each['grid']}\n{each['world_size']} ranks\n{each['compute']}" for each in entries
+        ]
+        axes.set_xticks(x, labels, fontsize=7)
         axes.set_ylim(bottom=0)
         axes.set_ylabel("error of the step latency (%)")
         axes.set_xlabel("commit, grid, ranks and compute, oldest first")
