@@ -7,6 +7,7 @@ be empty. Initial values depend on the id alone, so they are the same at every w
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +20,13 @@ from torch import Tensor
 
 from nestpipe.errors import ExecutorError, unknown_name
 from nestpipe.ir import Data
+from nestpipe.units import bytes_text
 from traces.key_stream import mix64, owner_of
 
 __all__ = ["HostStore", "Layout", "TableGroup", "TableSpec", "make_layout"]
 
 _CHUNK_ROWS = 1 << 16
+_VALUE_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,9 +170,16 @@ class HostStore:
             return torch.zeros(num_rows, width)
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            flat = torch.from_file(str(self.directory / f"{name}.bin"), shared=True, size=num_rows * width)
+            path = self.directory / f"{name}.bin"
+            with path.open("wb") as file:
+                # a sparse file would end the process with SIGBUS when the disk is full
+                os.posix_fallocate(file.fileno(), 0, num_rows * width * _VALUE_BYTES)
+            flat = torch.from_file(str(path), shared=True, size=num_rows * width)
         except (OSError, RuntimeError) as error:
-            raise ExecutorError(f"{self.directory}: cannot map {num_rows * width * 4} bytes there: {error}") from None
+            size = bytes_text(num_rows * width * _VALUE_BYTES)
+            raise ExecutorError(
+                f"{self.directory}: cannot map {size} there: {error}; choose another --storage"
+            ) from None
         return flat.zero_().view(num_rows, width)
 
     def state(self, data: Data) -> list[Tensor]:

@@ -109,6 +109,13 @@ def test_a_full_disk_at_a_checkpoint_ends_every_rank_and_leaves_nothing(tmp_path
     assert list(directory.iterdir()) == []
 
 
+def test_tables_that_do_not_fit_the_disk_are_bad_input(tmp_path: Path) -> None:
+    arguments = [*SMALL, "--num-rows", "4000", "--storage", str(tmp_path / "tables")]
+    (end,) = run_ranks(tmp_path, arguments, before=_no_file_over_2_kib, world_size=1, timeout_s=30)
+    assert end.code == 2
+    assert "cannot map 125.00 KiB there: [Errno 27] File too large; choose another --storage" in end.stderr
+
+
 # -- collectives that disagree -----------------------------------------------------------------------------------------
 
 
