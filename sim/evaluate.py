@@ -23,7 +23,7 @@ from sim.costs import Jitter, TimedCosts
 from sim.engine import simulate
 from sim.folding import World
 from sim.goodput import goodput
-from sim.grid import Configuration, Grid, loop_of, with_value
+from sim.grid import Configuration, Grid, Value, loop_of, with_value
 from sim.memory import Need, memory_need
 from sim.recursion import rank_step_ns
 from sim.scenario import Scenario
@@ -34,6 +34,7 @@ __all__ = ["COLUMNS", "Evaluator", "Row", "Steps"]
 
 #: Accelerators that share a host's memory where neither scenario nor topology says it.
 RANKS_PER_HOST: Final = 8
+_BASES_MAX: Final = 4096
 Row: TypeAlias = dict[str, Any]
 #: The columns of every result, less those of the swept keys, with their types; all but the first may be missing.
 COLUMNS: Final[Mapping[str, type]] = {
@@ -110,6 +111,7 @@ class Evaluator:
     grid: Grid
     max_seeds: int | None = None
     _bases: dict[tuple[object, ...], npt.NDArray[np.float64] | None] = field(default_factory=dict)
+    _scenarios: dict[tuple[tuple[str, Value], ...], Scenario] = field(default_factory=dict)
 
     def row(self, configuration: Configuration) -> Row:
         """The result of one configuration."""
@@ -132,10 +134,13 @@ class Evaluator:
 
     def scenario_of(self, configuration: Configuration) -> Scenario:
         """The scenario with the settings of the configuration."""
-        scenario = self.grid.scenario
-        for key, value in configuration.settings:
-            scenario = with_value(scenario, key, value)
-        return scenario
+        if configuration.settings not in self._scenarios:
+            scenario = self.grid.scenario
+            for key, value in configuration.settings:
+                scenario = with_value(scenario, key, value)
+            self._scenarios.clear()  # neighbours share settings; more would only fill memory
+            self._scenarios[configuration.settings] = scenario
+        return self._scenarios[configuration.settings]
 
     def steps(self, configuration: Configuration) -> Steps:
         """The step time of one configuration.
@@ -258,6 +263,8 @@ class Evaluator:
         base = base_world_size(self.grid)
         there = configuration.at(base)
         key = (there.cluster, there.variant, there.batch_per_worker, there.global_batch, there.settings)
+        if len(self._bases) > _BASES_MAX:
+            self._bases.clear()
         if configuration.world_size == base:
             self._bases[key] = steps.step_ns / batch
         elif key not in self._bases:

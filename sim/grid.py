@@ -11,7 +11,7 @@ import random
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -25,7 +25,7 @@ from sim.scenario import Scenario
 from sim.scenario_parts import Cluster, Range
 from topologies.cluster import Cluster as Hardware
 from topologies.cluster import load_cluster
-from traces.case import ASSUMPTIONS, Case, load_case
+from traces.case import ASSUMPTIONS, Case, Workload, load_case, workload
 from traces.models import WorkloadModel, preset
 from traces.table import read_table
 
@@ -142,6 +142,11 @@ class Grid:
     def batch_per_worker(self) -> int | None:
         """The workload's own batch per worker; None for a model, which has none."""
         return self.scenario.workload.recorded_batch_per_worker if self.case is None else self.case.batch_per_worker
+
+    @cached_property
+    def law(self) -> Workload | None:
+        """The fit of the case, where the workload is one."""
+        return None if self.case is None else workload(self.case)
 
     @cached_property
     def clusters(self) -> Mapping[str, Cluster]:
@@ -274,10 +279,16 @@ def _replaced(node: Any, path: list[str], value: Value) -> Any:
         return {**node, name: _replaced(node.get(name), rest, value)}
     if rest:
         return msgspec.structs.replace(node, **{name: _replaced(getattr(node, name), rest, value)})
-    field = next(field for field in msgspec.structs.fields(type(node)) if field.name == name)
-    if isinstance(value, float) and value.is_integer() and field.type is int:
+    kind = _type_of(node.__class__, name)
+    if isinstance(value, float) and value.is_integer() and kind is int:
         value = int(value)
-    return msgspec.structs.replace(node, **{name: msgspec.convert(value, field.type)})
+    return msgspec.structs.replace(node, **{name: msgspec.convert(value, kind)})
+
+
+@cache
+def _type_of(struct: type, name: str) -> Any:
+    """The type of a field."""
+    return next(field.type for field in msgspec.structs.fields(struct) if field.name == name)
 
 
 def loop_of(grid: Grid, variant: Variant) -> Loop:

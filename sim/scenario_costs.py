@@ -26,7 +26,7 @@ from sim.scenario import Scenario
 from sim.scenario_hardware import blocks_of, case_demands, changed, hardware_costs, hardware_times, model_demands
 from sim.scenario_parts import Factors
 from sim.trace_costs import costs_from_trace
-from traces.case import Case, Growth, Workload, batch_times, workload
+from traces.case import Case, Growth, Workload, batch_times
 
 __all__ = ["STATUSES", "OpTimes", "Place", "assumed_values", "drawn_assumptions", "op_times", "rests_on"]
 
@@ -84,9 +84,9 @@ def op_times(
     ratio = place.batch_per_worker / grid.batch_per_worker if grid.batch_per_worker else 1.0
     touched = _touched(scenario, place.factors, ratio, loop)
     values, law = None, None
-    if grid.case is not None:
+    if grid.case is not None and grid.law is not None:
         values = _values(grid.case, scenario, place, assumptions, ratio)
-        law = _law_of(grid.case, ratio)
+        law = _at_batch(grid.law, ratio)
     if place.cluster in grid.hardware:
         return _on_hardware(grid, scenario, loop, place, values, law, touched)
     factors, size = place.factors, place.world_size
@@ -196,9 +196,8 @@ def _values(
     return values
 
 
-def _law_of(case: Case, ratio: float) -> Workload:
-    """The case's laws at another batch."""
-    law = workload(case)
+def _at_batch(law: Workload, ratio: float) -> Workload:
+    """The laws at another batch."""
     return replace(
         law,
         lookup=_law(law.lookup, ratio, 1.0),

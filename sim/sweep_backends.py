@@ -7,7 +7,10 @@ they finish, in any order. What a chunk gives does not depend on where it ran.
 from __future__ import annotations
 
 import importlib
+import os
 import pickle
+import signal
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -15,7 +18,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from itertools import islice
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -79,7 +82,15 @@ def on_this_process(packed: bytes, chunks: Iterator[Chunk]) -> Iterator[Finished
 _PACKED: list[bytes] = []
 
 
+def _leave_with(parent: Any) -> None:
+    """Ends this process when its parent has: one that was killed cannot tell its workers."""
+    parent.join()
+    os._exit(1)
+
+
 def _start(packed: bytes) -> None:
+    threading.Thread(target=_leave_with, args=(parent_process(),), daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     _PACKED[:] = [packed]
 
 

@@ -65,22 +65,38 @@ def test_a_sweep_that_is_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
     assert_frame_equal(read_results(sweep_to(tmp_path, found)), whole)
 
 
+def _runs(process: str) -> bool:
+    """Whether a process is there and not a zombie that nobody has waited for."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def test_a_killed_sweep_loses_only_what_was_running(tmp_path: Path) -> None:
     text = SWEPT.replace("num: 5", "num: 24")
     path = write(tmp_path, text)
     code = (
         "import sys; from pathlib import Path\n"
         "from sim.grid import Grid; from sim.scenario import load_scenario; from sim.sweep import sweep_to\n"
-        "sweep_to(Path(sys.argv[2]), Grid.of(load_scenario(sys.argv[1])))\n"
+        "if __name__ == '__main__':\n"
+        "    sweep_to(Path(sys.argv[2]), Grid.of(load_scenario(sys.argv[1])), workers=2)\n"
     )
-    out = tmp_path / "out"
+    out, script = tmp_path / "out", tmp_path / "run.py"
+    script.write_text(code, encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
-    process = subprocess.Popen([sys.executable, "-c", code, str(path), str(out)], env=environment)
+    process = subprocess.Popen([sys.executable, str(script), str(path), str(out)], env=environment)
     deadline = time.monotonic() + 60
     while len(list(out.glob("parts/*.parquet"))) < 2 and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    workers = children.read_text(encoding="utf-8").split() if children.exists() else []
     process.send_signal(signal.SIGKILL)
     process.wait()
+    deadline = time.monotonic() + 60
+    while any(map(_runs, workers)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not [worker for worker in workers if _runs(worker)], "workers outlive their parent"
     finished = {p.name: (p.stat().st_mtime_ns, pq.read_table(p).num_rows) for p in out.glob("parts/*.parquet")}
     assert finished, "the sweep did not get to its second chunk"
     found = grid(text)
