@@ -244,6 +244,6 @@ def _chunk_size(grid: Grid) -> int:
     return max(1, min(_CHUNK_MAX, round(_CHUNK_S / max(estimate(grid).point_s, 1e-4))))
 
 
-def read_results(path: Path) -> pd.DataFrame:
-    """The results of a finished sweep."""
-    return as_frame(pq.read_table(path))
+def read_results(path: Path, columns: Sequence[str] | None = None) -> pd.DataFrame:
+    """The results of a finished sweep: all columns, or only some, which saves memory where there are many rows."""
+    return as_frame(pq.read_table(path, columns=None if columns is None else list(columns)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -21,6 +21,12 @@ if TYPE_CHECKING:
 __all__ = ["sweep"]
 
 _SHOWN = 10
+#: What the text needs of a row, so that a large sweep is not held in memory whole.
+_NUMBERS: Final = (
+    *("index", "cluster", "schedule", "micro_batches", "domain_size", "world_size", "batch_per_worker"),
+    *("status", "reason", "step_ms", "qps", "expected_qps", "scaling_efficiency"),
+    *("cost_per_hour", "cost_per_million_samples", "device_bytes"),
+)
 
 
 def sweep(
@@ -59,7 +65,8 @@ def sweep(
         if out is None:
             results = run(grid, workers=workers, dask=dask, progress=tell)
         else:
-            results = read_results(sweep_to(out, grid, workers=workers, dask=dask, progress=tell))
+            columns = [*_NUMBERS, *grid.axes] if output is Format.TEXT else None
+            results = read_results(sweep_to(out, grid, workers=workers, dask=dask, progress=tell), columns)
     _print(grid, results, axes, baseline, pays_at, output, out)
 
 
