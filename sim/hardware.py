@@ -1,10 +1,14 @@
 """Costs from hardware: every op takes what it asks for from resources that others use too.
 
 Device arithmetic and device memory are a rank's own and its compute stream is in order, so compute takes a fixed time,
-the longer of arithmetic and memory traffic. Everything else is an activity on shared resources (`sim.fluid`): a host's
-memory bandwidth and lookup rate, the host link and its PCIe switch, and the links of the network. A collective is one
-activity on all kinds of links that its traffic crosses, in the proportions that `sim.net_classes` counts, never faster
-than it would be alone; collectives that overlap share the links.
+the longer of arithmetic and memory traffic, unless collectives are said to take a share of the device. Everything else
+is an activity on shared resources (`sim.fluid`): a host's memory bandwidth and lookup rate, the host link and its PCIe
+switch, and the links of the network. A collective is one activity on all kinds of links that its traffic crosses, in
+the proportions that `sim.net_classes` counts, never faster than it would be alone; collectives that overlap share the
+links.
+
+An activity's work is 1 and its share of a full resource is one over its time alone: what competes for a link moves the
+same bytes per second, whatever it has in all, as flows do under max-min fairness.
 
 Links are kept by kind and site (a domain, or the world), not one by one, so a run costs the same for any number of
 ranks.
@@ -55,9 +59,11 @@ class HardwareCosts:
         domain_size: ranks per domain, where the schedule has domains.
         jitter: factors on the local ops of ranks.
         compute_efficiency: share of the accelerator's arithmetic rate that is reached; assumed.
+        communication_share: share of the device that a collective's kernels take while it moves bytes at full rate, so
+            that compute slows down meanwhile; 0 unless given, and assumed unless calibrated.
 
     Raises:
-        CaseError: an efficiency outside (0, 1].
+        CaseError: an efficiency outside (0, 1] or a share outside [0, 1).
         TopologyError: more ranks than the cluster has.
     """
 
@@ -71,13 +77,16 @@ class HardwareCosts:
         domain_size: int | None = None,
         jitter: Jitter | None = None,
         compute_efficiency: float = 1.0,
+        communication_share: float = 0.0,
     ) -> None:
         if not 0 < compute_efficiency <= 1:
             raise CaseError(f"compute_efficiency must be above 0 and at most 1, got {compute_efficiency}")
+        if not 0 <= communication_share < 1:
+            raise CaseError(f"communication_share must be at least 0 and below 1, got {communication_share}")
         self.cluster, self.demands, self.world_size = cluster, dict(demands), world_size
         self.micro_batches, self.domain_size = micro_batches, domain_size
         self.jitter = jitter or Jitter()
-        self.efficiency = compute_efficiency
+        self.efficiency, self.communication_share = compute_efficiency, communication_share
         self.fabric = Fabric(cluster, world_size)
         self._transfers: dict[tuple[OpKind, Resource, float], Transfer] = {}
 
@@ -126,7 +135,10 @@ class HardwareCosts:
         uses = self._link_uses(found, members, group_size)
         latency = self._latency_ns(resource)
         moving_s = max(found.time_s - latency / NS_PER_S, 1e-12)
-        return _Work(fixed + latency, Activity(work=1.0, uses=uses, cap_per_s=1.0 / moving_s, label=op.kind))
+        if self.communication_share:
+            uses |= {self._device(member): self.communication_share * moving_s for member in members}
+        alone = 1.0 / moving_s
+        return _Work(fixed + latency, Activity(work=1.0, uses=uses, cap_per_s=alone, share=alone, label=op.kind))
 
     def start(self, env: simpy.Environment, work: Any) -> simpy.Event:
         """See `Costs.start`."""
@@ -189,7 +201,12 @@ class HardwareCosts:
         if demand is None:
             return 0
         share = self._share(op) * factor
-        fixed = round((demand.fixed_ns + self._compute_ns(demand)) * share)
+        compute_ns = self._compute_ns(demand)
+        if compute_ns and self.communication_share:
+            device_s = compute_ns * share / NS_PER_S
+            uses = {self._device(actor): device_s}
+            return _Work(0, Activity(work=1.0, uses=uses, share=1.0 / device_s, label=op.kind))
+        fixed = round((demand.fixed_ns + compute_ns) * share)
         amounts = self._amounts(demand)
         if not amounts:
             return fixed
@@ -197,7 +214,12 @@ class HardwareCosts:
         for name, amount in amounts.items():
             resource, alike = self._local_resource(name, actor)
             uses[resource] = amount * share * alike
-        return _Work(fixed, Activity(work=1.0, uses=uses, label=op.kind))
+        alone_s = max(amount * share / self._capacity(name) for name, amount in amounts.items())
+        return _Work(fixed, Activity(work=1.0, uses=uses, share=1.0 / alone_s, label=op.kind))
+
+    def _device(self, actor: int) -> fluid.Resource:
+        """The device of an actor; its capacity is one device, work on it is in seconds."""
+        return self._resource("device", actor, 1.0)
 
     def _local_resource(self, name: str, actor: int) -> tuple[fluid.Resource, int]:
         """The resource of this actor, and how many ranks like it are on it."""

@@ -86,6 +86,7 @@ def case_run(
     steps: int = 20,
     jitter: Jitter | None = None,
     fold_ranks: bool = True,
+    communication_share: float = 0.0,
     check: bool = True,
     meta: Mapping[str, Any] | None = None,
 ) -> Run:
@@ -101,6 +102,7 @@ def case_run(
         steps: batches to run.
         jitter: differences between ranks.
         fold_ranks: one representative per class of ranks that are alike.
+        communication_share: with `cluster`, see `hardware_run`.
         check: whether the checks look at the loop first; a caller that runs one loop often checks it once itself.
             A stale schedule may be simulated: what is predicted is time.
         meta: further facts for the Timeline.
@@ -139,6 +141,7 @@ def case_run(
         steps=steps,
         jitter=jitter,
         fold_ranks=fold_ranks,
+        communication_share=communication_share,
         meta=meta,
     )
     return replace(run, provenance=provenance(case, run.bound, world_size))
@@ -155,6 +158,7 @@ def hardware_run(
     jitter: Jitter | None = None,
     fold_ranks: bool = True,
     compute_efficiency: float = 1.0,
+    communication_share: float = 0.0,
     meta: Mapping[str, Any] | None = None,
 ) -> Run:
     """Simulates a schedule on a cluster whose resources the ops share.
@@ -169,6 +173,7 @@ def hardware_run(
         jitter: differences between ranks.
         fold_ranks: one representative per class of ranks that are alike.
         compute_efficiency: share of the accelerator's arithmetic rate that is reached.
+        communication_share: share of the device that a collective takes while it moves bytes at full rate.
         meta: further facts for the Timeline.
 
     Raises:
@@ -182,6 +187,7 @@ def hardware_run(
         domain_size=world.domain_size,
         jitter=jitter,
         compute_efficiency=compute_efficiency,
+        communication_share=communication_share,
     )
     meta = {"topology": cluster.name, **(meta or {})}
     timeline = simulate(unroll(loop, steps), costs, world, fold_ranks=fold_ranks, meta=meta)

@@ -11,9 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.fluid import Activity, FluidSystem
-from sim.net_machine import Machine
-from topologies.cluster import load_cluster
-from topologies.fabric import Fabric
 
 GB = 1e9
 
@@ -169,65 +166,3 @@ def test_a_single_link_is_never_idle_while_there_is_work(works: list[float]) -> 
 
 
 # the machine -----------------------------------------------------------------------------------------------------
-
-
-def machine(name: str = "dgx_a100", ranks: int = 16, **options: float) -> tuple[simpy.Environment, Machine]:
-    env = simpy.Environment()
-    return env, Machine(FluidSystem(env), Fabric(load_cluster(name), ranks), **options)
-
-
-def test_eight_lookups_of_a_host_share_what_one_has_alone() -> None:
-    env, alone = machine()
-    one = alone.fluid.start(alone.lookup(0, rows=1e6, row_bytes=64))
-    env.run()
-    env, shared = machine()
-    ends = [shared.fluid.start(shared.lookup(rank, rows=1e6, row_bytes=64)) for rank in range(16)]
-    env.run()
-    assert one.value == 1_000_000  # 1e9 rows/s
-    assert {end.value for end in ends} == {8_000_000}  # on either host
-
-
-def test_one_rank_stands_for_eight_that_are_alike() -> None:
-    env, folded = machine()
-    ends = [
-        folded.fluid.start(folded.lookup(0, rows=1e6, row_bytes=512, alike=8)),
-        folded.fluid.start(folded.copy_h2d(8, 1e9, alike=8)),
-    ]
-    env.run()
-    env, whole = machine()
-    lookups = [whole.fluid.start(whole.lookup(rank, rows=1e6, row_bytes=512)) for rank in range(8)]
-    copies = [whole.fluid.start(whole.copy_h2d(rank, 1e9)) for rank in range(8, 16)]
-    env.run()
-    assert {end.value for end in lookups} == {ends[0].value}
-    assert {end.value for end in copies} == {ends[1].value}
-
-
-def test_two_copies_behind_one_pcie_switch_halve_and_dram_is_named_when_it_limits() -> None:
-    env, shared = machine()
-    ends = [shared.fluid.start(shared.copy_h2d(rank, 31.5e6)) for rank in (0, 1, 2)]
-    env.run()
-    assert [end.value for end in ends] == [2_000_000, 2_000_000, 1_000_000]
-    env, loaded = machine("zionex_a100")
-    for rank in range(8):
-        loaded.fluid.start(loaded.lookup(rank, rows=1e6, row_bytes=4096))
-    env.run()
-    assert loaded.usage()["name"][0] == "host 0 dram"
-
-
-def test_communication_slows_compute_only_where_a_share_is_given() -> None:
-    def ends(share: float) -> int:
-        env, both = machine(communication_share=share)
-        done = both.fluid.start(both.compute(0, flops=312e9))  # 1 ms alone
-        both.fluid.start(both.flow(0, 8, 25e9))  # 1 s
-        env.run(until=done)
-        return int(done.value)
-
-    assert ends(0.0) == 1_000_000
-    assert ends(0.2) == pytest.approx(1_250_000, rel=1e-3)
-
-
-def test_the_roofline_takes_the_slower_of_arithmetic_and_memory() -> None:
-    env, one = machine()
-    arithmetic, memory = one.fluid.start(one.compute(0, 312e9, 1e6)), one.fluid.start(one.compute(1, 312e6, 2.039e9))
-    env.run()
-    assert (arithmetic.value, memory.value) == (1_000_000, 1_000_000)

@@ -84,7 +84,25 @@ def test_collectives_that_overlap_share_the_links() -> None:
         steps[share] = run.metrics.step_latency_ms
         bound_ms = float(run.bound.step_ns) / 1e6
         assert run.metrics.step_latency_ms >= bound_ms * (1 - 1e-6)
-    assert steps[0.5] > steps[0.001] * 1.005
+    assert steps[0.5] > steps[0.001] + 1
+
+
+def test_communication_slows_compute_only_where_a_share_is_given() -> None:
+    loop = load("nestpipe")
+    demands = demands_of_case(WORK, CASE.values(), loop, ASCEND, 128)
+    steps = [
+        hardware_run(
+            loop, ASCEND, demands, World(world_size=128), global_batch=1, communication_share=share
+        ).metrics.step_latency_ms
+        for share in (0.0, 1e-9, 0.2, 0.4)
+    ]
+    assert steps[0] == pytest.approx(steps[1], rel=1e-6)
+    assert steps[1] < steps[2] < steps[3]
+    alone = hardware_run(
+        load("sync"), ASCEND, demands_of_case(WORK, CASE.values(), load("sync"), ASCEND, 128), World(world_size=128),
+        global_batch=1, communication_share=0.4,
+    )  # fmt: skip
+    assert alone.metrics.step_latency_ms == pytest.approx(2569.0, rel=1e-4)  # nothing overlaps, so nothing slows
 
 
 def test_a_faster_network_does_not_make_the_step_longer() -> None:
@@ -130,5 +148,7 @@ def test_an_all_reduce_moves_twice_what_an_all_to_all_does() -> None:
 def test_impossible_hardware_is_refused() -> None:
     with pytest.raises(CaseError, match="compute_efficiency"):
         HardwareCosts(H100, {}, world_size=8, compute_efficiency=0)
+    with pytest.raises(CaseError, match="communication_share"):
+        HardwareCosts(H100, {}, world_size=8, communication_share=1)
     with pytest.raises(TopologyError, match="ranks_max"):
         HardwareCosts(H100, {}, world_size=10**9)

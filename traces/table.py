@@ -111,8 +111,8 @@ EXTRA_KINDS: Final = {
     "unclassified": "device work that no rule could give an op kind; the coverage says why",
 }
 KINDS: Final = frozenset(kind.value for kind in OpKind) | EXTRA_KINDS.keys()
-# times may lie before the epoch that a rank's clock starts at; everything else counts something
-_SIGNED: Final = ("start_ns", "end_ns", "launch_ns", "launch_end_ns")
+# times may lie before a clock's epoch and steps before the first one (a prologue); everything else counts something
+_SIGNED: Final = ("step", "start_ns", "end_ns", "launch_ns", "launch_end_ns")
 
 
 class Origin(StrEnum):

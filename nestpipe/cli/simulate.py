@@ -53,6 +53,9 @@ def simulate(
     micro_batches: Annotated[int | None, typer.Option(help="Micro-batches per batch.")] = None,
     domain_size: Annotated[int | None, typer.Option(help="Ranks per domain, for 2D sparse parallelism.")] = None,
     compute_efficiency: Annotated[float, typer.Option(help="Share of peak arithmetic reached, with --model.")] = 1.0,
+    communication_share: Annotated[
+        float, typer.Option(help="Share of a device that a collective takes at full rate, with --topology; assumed.")
+    ] = 0.0,
     jitter: Annotated[float, typer.Option(help="Coefficient of variation of each local op of each rank.")] = 0.0,
     straggler: Annotated[
         list[str] | None, typer.Option(metavar="RANK:FACTOR", help="A slower rank; repeatable.")
@@ -71,6 +74,8 @@ def simulate(
     from topologies.cluster import load_cluster
 
     cluster = None if topology is None else load_cluster(topology)
+    if communication_share and cluster is None:
+        raise CaseError("--communication-share needs --topology NAME|FILE: without one nothing is shared")
     noise = Jitter(cv=jitter, stragglers=_stragglers(straggler or []), seed=seed)
     runner = (
         _Runner.of_case(case, cluster, domain_size)
@@ -89,13 +94,15 @@ def simulate(
         world_size=world_size,
         micro_batches=loop.micro_batches,
         steps=steps,
+        communication_share=communication_share or None,
         jitter=jitter,
         seed=seed if jitter else None,
         stragglers=straggler,
     )
-    run = runner.run(loop, world_size, steps=steps, jitter=noise, fold_ranks=not unfold, meta=facts)
-    baseline = runner.run(runner.loop(load(runner.baseline_schedule), None), world_size, steps=steps)
-    metrics = run_metrics(run, baseline, runner.run(loop, base, steps=steps))
+    options = {"steps": steps, "communication_share": communication_share}
+    run = runner.run(loop, world_size, **options, jitter=noise, fold_ranks=not unfold, meta=facts)
+    baseline = runner.run(runner.loop(load(runner.baseline_schedule), None), world_size, **options)
+    metrics = run_metrics(run, baseline, runner.run(loop, base, **options))
     status = runner.status(loop, schedule, world_size)
     result: dict[str, Any] = {
         "provenance": facts,
