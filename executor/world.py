@@ -185,16 +185,24 @@ class World:
 
 
 def join_world(
-    *, backend: str | None = None, device: str = "cpu", timeout_s: float = 1800.0, rendezvous_s: float = 60.0
+    *,
+    backend: str | None = None,
+    device: str = "cpu",
+    timeout_s: float = 1800.0,
+    rendezvous_s: float = 60.0,
+    threads: int | None = None,
 ) -> World:
     """Meet the other ranks, which torchrun or plain environment variables describe.
 
     The backend is gloo on CPU and NCCL on CUDA unless named. Reads RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and
-    LOCAL_RANK; without them this process is the whole world.
+    LOCAL_RANK; without them this process is the whole world. `threads` is for torch's CPU kernels, torch's own choice
+    unless given.
 
     Raises:
         ExecutorError: if a variable is missing or wrong, the port is taken, or the others do not come in time.
     """
+    if threads is not None:
+        torch.set_num_threads(threads)
     backend = backend or ("gloo" if device == "cpu" else "nccl")
     rank, world_size = _number("RANK", 0), _number("WORLD_SIZE", 1)
     if not 0 <= rank < world_size:

@@ -93,13 +93,10 @@ def bench(*, world_size: int, realtime: bool, backend: str, device: str, timeout
 
 
 def _torchrun(backend: str, device: str, timeout_s: float) -> Iterator[Bench]:
-    import torch
-
     from executor.profile_run import run_configs
     from executor.world import join_world
 
-    torch.set_num_threads(1)
-    world = join_world(backend=backend, device=device, timeout_s=timeout_s)
+    world = join_world(backend=backend, device=device, timeout_s=timeout_s, threads=1)
     realtime = sys.platform == "linux" and os.sched_getscheduler(0) in (os.SCHED_RR, os.SCHED_FIFO)
     conditions: dict[str, object] = {
         "bench": "torchrun",
