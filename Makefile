@@ -36,5 +36,10 @@ check:
 bench: $(VENV)/.installed
 	for each in benchmarks/bench_*.py; do echo "== $$each"; $(VENV)/bin/python $$each || exit 1; done
 
+## equality: every synchronous schedule against sequential training, bit by bit, the full grid (hours)
+equality: $(VENV)/.installed
+	$(VENV)/bin/pip install $(PIP_FLAGS) -c constraints.txt -e '.[executor]'
+	$(VENV)/bin/python -m executor.equality
+
 clean:
 	rm -rf $(VENV) $(TEST_VENV) out build *.egg-info
