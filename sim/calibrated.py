@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,7 @@ from traces.cost_table import CostFit
 
 __all__ = ["CalibratedCosts", "Machine", "OpSizes", "with_starts"]
 
+_Pool = TypeVar("_Pool")
 Sizes = Mapping[str, float]
 #: kind, batch, micro-batch.
 OpName = tuple[OpKind, int, int | None]
@@ -43,6 +44,8 @@ class Machine:
         link_bytes_per_s: rate of each rank's NIC, each way.
         burst_bytes: what an idle NIC lets through at once.
         cores: cores that all ranks share; None if nothing is short of them.
+        core_each: whether instead each rank's lanes take turns on one core of its own: how it is where costs were
+            measured with more ranks than cores, so that they hold the competition between ranks already.
         run_to_completion: whether what has a core keeps it until it is done and others queue, as real-time threads do;
             else all that is ready shares the cores evenly.
         collective_cores: cores that a rank's part of a collective takes before the wire (packing, system calls).
@@ -54,6 +57,7 @@ class Machine:
     link_bytes_per_s: tuple[float, ...]
     burst_bytes: float = 0.0
     cores: float | None = None
+    core_each: bool = False
     run_to_completion: bool = False
     collective_cores: float = 1.0
     transfer_cores: float = 0.0
@@ -118,8 +122,8 @@ class _Run:
 
     env: simpy.Environment
     fluid: FluidSystem
-    cores: Shared | None
-    queue: simpy.Resource | None
+    cores: Sequence[Shared]
+    queues: Sequence[simpy.Resource]
     lane_end: dict[tuple[int, int], int] = field(default_factory=dict)
     links: list[_Link] = field(default_factory=list)
 
@@ -231,12 +235,15 @@ class CalibratedCosts:
             for way in ("egress", "ingress")
             for rank, rate in enumerate(machine.link_bytes_per_s)
         ]
-        queue = cores = None
+        cores: list[Shared] = []
+        queues: list[simpy.Resource] = []
         if machine.cores is not None:
-            cores = fluid.resource("cores", machine.cores * NS_PER_S)
+            pools = machine.world_size if machine.core_each else 1
+            size = 1.0 if machine.core_each else machine.cores
+            cores = [fluid.resource(f"cores {pool}", size * NS_PER_S) for pool in range(pools)]
             if machine.run_to_completion:
-                queue = simpy.Resource(env, capacity=max(round(machine.cores), 1))
-        return _Run(env=env, fluid=fluid, cores=cores, queue=queue, links=links)
+                queues = [simpy.Resource(env, capacity=max(round(size), 1)) for _ in range(pools)]
+        return _Run(env=env, fluid=fluid, cores=cores, queues=queues, links=links)
 
     def _gap(self, run: _Run, rank: int, lane: int, number: int) -> int:
         """How long the lane takes to start an op; it sleeps if the op had to wait."""
@@ -249,14 +256,14 @@ class CalibratedCosts:
         yield run.env.timeout(self._gap(run, work.rank, work.lane, work.op))
         ready = run.env.now
         began = run.env.now
-        if run.queue is not None and work.busy_ns > 0:
-            with run.queue.request() as core:
+        if run.queues and work.busy_ns > 0:
+            with _of_rank(run.queues, work.rank).request() as core:
                 yield core
                 began = run.env.now
                 self.gaps[work.rank, work.op] += int(began - ready)
                 yield run.env.timeout(round(work.busy_ns))
         elif work.busy_ns > 0:
-            yield self._on_cores(run, work.busy_ns, 1.0)
+            yield self._on_cores(run, work.rank, work.busy_ns, 1.0)
         if self.busy is not None:
             yield run.env.timeout(max(int(began) + round(work.time_ns) - int(run.env.now), 0))
         run.lane_end[work.rank, work.lane] = int(run.env.now)
@@ -265,34 +272,33 @@ class CalibratedCosts:
         gaps = [self._gap(run, rank, work.lane, work.op) for rank in work.ranks]
         yield run.env.timeout(max(gaps))
         if work.local_ns > 0:
-            part = self._queued if run.queue is not None else self._shared
+            part = self._queued if run.queues else self._shared
             yield run.env.all_of([part(run, rank, work) for rank in work.ranks])
         if work.traffic is not None:
             yield from self._flows(run, work)
         for rank in work.ranks:
             run.lane_end[rank, work.lane] = int(run.env.now)
 
-    def _shared(self, run: _Run, rank: int, work: _Exchange) -> simpy.Event:  # noqa: ARG002
+    def _shared(self, run: _Run, rank: int, work: _Exchange) -> simpy.Event:
         """A rank's local part of a collective on cores that are shared evenly."""
-        return self._on_cores(run, work.local_ns, self.machine.collective_cores)
+        return self._on_cores(run, rank, work.local_ns, self.machine.collective_cores)
 
     def _queued(self, run: _Run, rank: int, work: _Exchange) -> simpy.Event:
         """A rank's local part of a collective: part of it with a core, which it queues for, the rest waiting."""
         return run.env.process(self._queue_for_core(run, rank, work))
 
     def _queue_for_core(self, run: _Run, rank: int, work: _Exchange) -> Generator[simpy.Event, Any, None]:
-        assert run.queue is not None, "only where ops run to completion"
         ready = run.env.now
-        with run.queue.request() as core:
+        with _of_rank(run.queues, rank).request() as core:
             yield core
             self.gaps[rank, work.op] += int(run.env.now - ready)
             busy_ns = round(work.local_ns * self.machine.collective_cores)
             yield run.env.timeout(busy_ns)
         yield run.env.timeout(max(round(work.local_ns) - busy_ns, 0))
 
-    def _on_cores(self, run: _Run, time_ns: float, cores: float) -> simpy.Event:
+    def _on_cores(self, run: _Run, rank: int, time_ns: float, cores: float) -> simpy.Event:
         """Work of one lane that takes `time_ns` alone and `cores` of the shared cores while it runs."""
-        uses = {run.cores: cores} if run.cores is not None and cores else {}
+        uses = {_of_rank(run.cores, rank): cores} if run.cores and cores else {}
         return run.fluid.start(Activity(work=time_ns, uses=uses, cap_per_s=NS_PER_S))
 
     def _flows(self, run: _Run, work: _Exchange) -> Generator[simpy.Event, Any, None]:
@@ -310,8 +316,8 @@ class CalibratedCosts:
             if size > free:
                 ends = (run.links[src], run.links[ranks + dst])
                 uses = {end.resource: 1.0 for end in ends}
-                if run.cores is not None and self.machine.transfer_cores:
-                    uses[run.cores] = self.machine.transfer_cores / min(end.rate for end in ends)
+                if run.cores and self.machine.transfer_cores:
+                    uses[_of_rank(run.cores, src)] = self.machine.transfer_cores / min(end.rate for end in ends)
                 events.append(run.fluid.start(Activity(work=(size - free) * work.wire_factor, uses=uses)))
         for link, free in used:
             run.links[link].spend(int(run.env.now), free)
@@ -321,6 +327,11 @@ class CalibratedCosts:
         yield run.env.all_of(events)
         for link in busy:
             run.links[link].end(int(run.env.now))
+
+
+def _of_rank(pools: Sequence[_Pool], rank: int) -> _Pool:
+    """What a rank computes on: its own, or the one that all share."""
+    return pools[rank] if len(pools) > 1 else pools[0]
 
 
 def with_starts(timeline: Timeline, gaps: Mapping[tuple[int, int], int]) -> Timeline:

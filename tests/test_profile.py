@@ -52,6 +52,12 @@ def test_a_fit_says_when_it_is_asked_outside_of_what_it_has_seen() -> None:
     assert fit.status({"keys": 500}) == "extrapolated"
 
 
+def test_time_on_the_wire_is_its_rate_and_not_a_matter_of_fit() -> None:
+    rows = _rows([(0, size, 5000 + size + 2.0 * size) for size in (1000, 2000, 4000)], OpKind.ALL_TO_ALL_ROWS)
+    fit = fit_kind(rows.assign(wire_ns=2.0 * rows["bytes"]), OpKind.ALL_TO_ALL_ROWS, "v")
+    assert fit.coefficients == pytest.approx({"one": 5000, "bytes": 1.0, "wire_ns": 1.0}, rel=1e-6)
+
+
 def test_no_cost_is_negative_even_where_noise_says_so() -> None:
     fit = fit_kind(_rows([(10, 0, 1000), (100, 0, 990), (1000, 0, 980)]), OpKind.LOOKUP, "v")
     assert all(value >= 0 for value in fit.coefficients.values())

@@ -3,7 +3,7 @@
 One row is one op kind at one size: PARAM-like columns (sizes, then min, median and upper percentiles of the time), the
 conditions (world size, link rate, variant) and the source. The table is data; nothing here runs or measures anything.
 
-A fit is time = c0 + c1 x + ... with coefficients that are not negative, in sizes that mean something for the kind.
+A fit is time = wire + c0 + c1 x + ... with coefficients that are not negative, in sizes with a meaning for the kind.
 Small and large sizes count alike: relative errors are minimised. It knows the range of sizes it has seen, and says of
 every answer whether that is interpolated or extrapolated.
 """
@@ -49,6 +49,7 @@ _TIMES: Final = ("time_ns_min", "time_ns_p50", "time_ns_p75", "time_ns_p95", "ti
 COST_COLUMNS: Final = (*_CONDITIONS, *SIZE_COLUMNS, "repeats", *_TIMES, "source")
 _VERSION: Final = 1
 _ONE: Final = "one"
+_WIRE: Final = "wire_ns"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -170,7 +171,7 @@ class CostFit:
     def status(self, sizes: Mapping[str, float]) -> str:
         """`interpolated` if every size that matters lies in the range seen, else `extrapolated`."""
         for name, coefficient in self.coefficients.items():
-            if name == _ONE or coefficient == 0:
+            if name in (_ONE, _WIRE) or coefficient == 0:
                 continue
             value, slack = sizes.get(name, 0.0), 0.02 * self.high[name]
             if not self.low[name] - slack <= value <= self.high[name] + slack:
@@ -178,34 +179,40 @@ class CostFit:
         return "interpolated"
 
 
-def fit_kind(rows: pd.DataFrame, kind: OpKind, variant: str, sizes: Sequence[str] = SIZE_COLUMNS) -> CostFit:
+def fit_kind(rows: pd.DataFrame, kind: OpKind, variant: str, sizes: Sequence[str] | None = None) -> CostFit:
     """The fit of one kind and variant.
 
     Args:
         rows: a table with `COST_COLUMNS`.
         kind, variant: which rows to fit on.
-        sizes: what the time may depend on; sizes that never vary are merged into the constant.
+        sizes: what the time may depend on, by default `costs_of` the kind; sizes that never vary are merged into the
+            constant.
 
     Raises:
         TraceError: if there is no such row.
     """
+    sizes = costs_of(kind) if sizes is None else sizes
     mine = rows[(rows["kind"] == kind.value) & (rows["variant"] == variant)]
     if mine.empty:
         known = sorted(set(rows.loc[rows["kind"] == kind.value, "variant"]))
         raise TraceError(f"cost table: no rows of {kind} for variant {variant!r}; it has {', '.join(known) or 'none'}")
     times = mine["time_ns_p50"].to_numpy(dtype=np.float64)
-    varying = [name for name in sizes if mine[name].nunique() > 1]
+    varying = [name for name in sizes if name != _WIRE and mine[name].nunique() > 1]
     columns = [np.ones(len(mine)), *(mine[name].to_numpy(dtype=np.float64) for name in varying)]
-    solved = _relative_nnls(np.stack(columns, axis=1), times)
+    # how long bytes are on a wire is its rate, not a matter of fit: few points would make any number of it
+    wire = mine[_WIRE].to_numpy(dtype=np.float64) if _WIRE in sizes else np.zeros(len(mine))
+    solved = _relative_nnls(np.stack(columns, axis=1), times, wire)
     coefficients = {_ONE: float(solved[0]), **dict(zip(varying, map(float, solved[1:]), strict=True))}
-    fitted = np.stack(columns, axis=1) @ solved
+    if _WIRE in sizes:
+        coefficients[_WIRE] = 1.0
+    fitted = np.stack(columns, axis=1) @ solved + wire
     p50 = np.maximum(times, 1.0)
     return CostFit(
         kind=kind,
         variant=variant,
         coefficients=coefficients,
-        low={name: float(mine[name].min()) for name in varying},
-        high={name: float(mine[name].max()) for name in varying},
+        low={name: float(mine[name].min()) for name in sizes},
+        high={name: float(mine[name].max()) for name in sizes},
         num_points=len(mine),
         error=float(np.median(np.abs(fitted - times) / p50)),
         spread=float(np.median((mine["time_ns_p75"].to_numpy(dtype=np.float64) - times) / p50)),
@@ -245,9 +252,11 @@ def resample(rows: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame
     return rows
 
 
-def _relative_nnls(columns: npt.NDArray[np.float64], times: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Coefficients >= 0 that minimise the relative squared errors; columns are scaled to be comparable."""
+def _relative_nnls(
+    columns: npt.NDArray[np.float64], times: npt.NDArray[np.float64], known: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    """Coefficients >= 0 of `columns` that, with what is `known`, minimise the relative squared errors of `times`."""
     weights = 1.0 / np.maximum(times, 1.0)
     scale = np.maximum(columns.max(axis=0), 1e-12)
-    solved, _ = nnls(columns / scale * weights[:, None], times * weights)
+    solved, _ = nnls(columns / scale * weights[:, None], (times - known) * weights)
     return np.asarray(solved / scale, dtype=np.float64)

@@ -56,12 +56,15 @@ def machine_of(table: CostTable, rates_bits_per_s: Sequence[int]) -> Machine:
     """
     meta = table.meta
     try:
+        crowded = len(rates_bits_per_s) / float(meta["cores"])
         return Machine(
             link_bytes_per_s=tuple(rate / BITS_PER_BYTE for rate in rates_bits_per_s),
             burst_bytes=float(meta["burst_bytes"]),
             cores=float(meta["cores"]),
+            # with more ranks than cores each op was seen competing with other ranks, so its cost holds that already
+            core_each=crowded > 1,
             run_to_completion="realtime" in str(meta.get("priority", "")),
-            collective_cores=float(meta["collective_cores"]),
+            collective_cores=float(meta["collective_cores"]) * max(crowded, 1.0),
             transfer_cores=float(meta["transfer_cores"]),
             handoff_ns=int(meta["handoff"]["p50_ns"]),
             issue_ns=int(meta["issue"]["p50_ns"]),
