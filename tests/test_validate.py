@@ -236,7 +236,7 @@ def test_no_grid_touches_what_any_profile_fits_on() -> None:
             points = grid(name, EmulatedDevice())
             check_separate(profiled, [point.config for point in points])
             assert not rates & {point.rate_bits_per_s for point in points}
-    assert all(len(grid(name, None)) >= 30 for name in ("first", "second", "third"))
+    assert all(len(grid(name, None)) >= 30 for name in ("first", "second", "third", "fourth"))
     workloads = [{point.config.workload for point in grid(name, None)} for name in GRIDS]
     assert len(set.union(*workloads)) == sum(map(len, workloads)), "grids share no workload either"
 
