@@ -128,7 +128,7 @@ def test_stages_name_the_busiest_resource_and_loads_are_shares() -> None:
     assert run.stages is not None
     assert run.load is not None
     busiest = dict(zip(run.stages["kind"], run.stages["busiest_resource"], strict=True))
-    assert busiest["lookup"] == "h2d switch"
+    assert busiest["lookup"].startswith("h2d")
     assert busiest["all_to_all[rows]"].startswith("rail")
     assert run.stages["utilisation"].between(0, 1 + 1e-9).all()
     assert run.load["utilisation"].between(0, 1 + 1e-9).all()
