@@ -51,6 +51,7 @@ __all__ = [
     "GROUPS",
     "LOOKUP_PATH",
     "MICRO_DATA",
+    "OPS_MAX",
     "STATES",
     "Access",
     "All",
@@ -142,6 +143,8 @@ class All(StrEnum):
 
 
 ALL: Final = All.ALL
+#: The largest program that `unroll` makes; a steady state shows in far fewer ops.
+OPS_MAX: Final = 2_000_000
 MicroIndex: TypeAlias = int | All | None
 
 ALL_TO_ALLS: Final = frozenset({OpKind.ALL_TO_ALL_KEYS, OpKind.ALL_TO_ALL_ROWS, OpKind.ALL_TO_ALL_GRADS})
@@ -326,10 +329,16 @@ def unroll(loop: Loop, steps: int) -> Program:
         steps: number of batches, at least 1.
 
     Raises:
-        ScheduleError: if `steps` is less than 1 or a reference names an op that the loop does not have.
+        ScheduleError: if `steps` is less than 1, a reference names an op that the loop does not have, or the program
+            would have more than `OPS_MAX` ops.
     """
     if steps < 1:
         raise ScheduleError(f"steps must be at least 1, got {steps}")
+    per_step = sum(1 if op.micro_batch is None else loop.micro_batches for op in loop.ops)
+    if steps * per_step > OPS_MAX:
+        raise ScheduleError(
+            f"{steps:,} steps of {per_step:,} ops are more than {OPS_MAX:,}; take fewer steps or micro-batches"
+        )
     in_block = {
         op.kind: isinstance(item, MicroBlock)
         for stream in loop.streams

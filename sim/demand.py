@@ -153,7 +153,9 @@ def demands_of_case(
     times = batch_times(work, assumptions, loop, world_size)
     still = batch_times(replace(work, communication=_constant(work.communication)), assumptions, loop, world_size)
     dram = cluster.host.dram_bandwidth_bytes_per_s.value / min(cluster.ranks_per_node, world_size) / NS_PER_S
-    link = cluster.host.pcie_bandwidth_bytes_per_s.value / NS_PER_S
+    sharers = min(cluster.host.accelerators_per_pcie_switch, world_size)
+    switch = cluster.host.pcie_switch_bandwidth_bytes_per_s.value / sharers
+    link = min(cluster.host.pcie_bandwidth_bytes_per_s.value, switch) / NS_PER_S
     flops = cluster.accelerator.compute_flops_per_s.value / NS_PER_S
     fabric = Fabric(cluster, world_size)
     resources = {op.kind: stream.resource for stream in loop.streams for op in stream.ops}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +19,10 @@ import numpy.typing as npt
 from nestpipe.errors import TopologyError
 from nestpipe.ir import GROUPS, Resource
 
-__all__ = ["Actors", "World", "fold", "unfolded"]
+__all__ = ["RANKS_MAX", "Actors", "World", "fold", "unfolded"]
 
 Int64: TypeAlias = npt.NDArray[np.int64]
+RANKS_MAX: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,8 @@ class World:
     def __post_init__(self) -> None:
         if self.world_size < 1:
             raise TopologyError(f"world_size must be at least 1, got {self.world_size}")
+        if self.world_size > RANKS_MAX:
+            raise TopologyError(f"world_size must be at most {RANKS_MAX:,}, got {self.world_size:,}")
         if self.domain_size is not None and (self.domain_size < 1 or self.world_size % self.domain_size):
             raise TopologyError(
                 f"world_size {self.world_size} is not divisible by domain_size {self.domain_size}; "

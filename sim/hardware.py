@@ -25,7 +25,7 @@ import simpy
 
 from nestpipe.errors import CaseError
 from nestpipe.ir import COLLECTIVES, Op, OpKind, Resource
-from nestpipe.units import NS_PER_S, split_evenly
+from nestpipe.units import NS_PER_S, ns_to_ms, split_evenly
 from sim import fluid
 from sim.costs import Jitter
 from sim.demand import Demand
@@ -300,7 +300,7 @@ class HardwareCosts:
             alone = self.op_ns(Op(kind=kind, batch=0), resources.get(kind, Resource.WORLD))
             name, busy_s = self._busiest(kind, demand, resources.get(kind, Resource.WORLD))
             share = busy_s * NS_PER_S / alone if alone else 0.0
-            rows.append((kind.value, alone / 1e6, name, min(1.0, share), demand.origin))
+            rows.append((kind.value, ns_to_ms(alone), name, min(1.0, share), demand.origin))
         return pd.DataFrame(rows, columns=["kind", "alone_ms", "busiest_resource", "utilisation", "origin"])
 
     def _busiest(self, kind: OpKind, demand: Demand, resource: Resource) -> tuple[str, float]:

@@ -12,6 +12,7 @@ to arrive; the rest of its recorded duration was waiting and is worked out anew.
 
 from __future__ import annotations
 
+from bisect import bisect_right, insort
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -184,7 +185,8 @@ def _stream(
         op.start_ns = int(env.now)
         meeting = None if op.meeting is None else meetings.get(op.meeting)
         if meeting is None:
-            duration = round(op.duration_ns * scales.compute)
+            # without its peers a collective cannot be split into waiting and transfer: all of it is scaled as transfer
+            duration = round(op.duration_ns * (scales.compute if op.meeting is None else scales.transfer))
             if duration:
                 yield env.timeout(duration)
         else:
@@ -262,6 +264,7 @@ def _rank(rank: int, rows: pd.DataFrame) -> _Rank:
 def _device_ops(device: pd.DataFrame) -> list[_DeviceOp]:
     ops: list[_DeviceOp] = []
     last_of: dict[str, int] = {}
+    ended: dict[str, list[tuple[int, int]]] = {}
     ends = device["end_ns"].to_numpy(dtype=np.int64)
     starts = device["start_ns"].to_numpy(dtype=np.int64)
     launches = device["launch_ns"].to_numpy(dtype=np.int64)
@@ -270,11 +273,7 @@ def _device_ops(device: pd.DataFrame) -> list[_DeviceOp]:
         stream = str(streams[index])
         previous = last_of.get(stream)
         ready = max(int(launches[index]), -1 if previous is None else int(ends[previous]))
-        near = np.flatnonzero(
-            (streams[:index] != stream) & (ends[:index] > ready) & (ends[:index] <= starts[index])
-            & (ends[:index] >= starts[index] - _EVENT_WAIT_NS)
-        )  # fmt: skip
-        other = int(near[np.argmax(ends[near])]) if len(near) else None
+        other = _waited_for(ended, stream, ready, int(starts[index]))
         if other is not None:
             ready = max(ready, int(ends[other]))
         ops.append(
@@ -289,7 +288,18 @@ def _device_ops(device: pd.DataFrame) -> list[_DeviceOp]:
             )
         )
         last_of[stream] = index
+        insort(ended.setdefault(stream, []), (int(ends[index]), index))
     return ops
+
+
+def _waited_for(ended: Mapping[str, list[tuple[int, int]]], stream: str, ready: int, start: int) -> int | None:
+    """The op of another stream that ended last before `start`, if that was after `ready` and shortly before `start`."""
+    found = (-1, -1)
+    for other, ends in ended.items():
+        place = bisect_right(ends, (start, len(ends) + start)) - 1
+        if other != stream and place >= 0:
+            found = max(found, ends[place])
+    return found[1] if found[0] > ready and found[0] >= start - _EVENT_WAIT_NS else None
 
 
 def _steps(frame: pd.DataFrame, ranks: list[_Rank]) -> pd.DataFrame:

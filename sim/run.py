@@ -11,7 +11,7 @@ import pandas as pd
 
 from nestpipe.checks import require_safe
 from nestpipe.errors import CaseError
-from nestpipe.ir import LOOKUP_PATH, Loop, OpKind, Resource, unroll, with_micro_batches
+from nestpipe.ir import Loop, OpKind, Resource, unroll, with_micro_batches
 from nestpipe.metrics import StepMetrics, measure
 from nestpipe.timeline import Timeline
 from nestpipe.units import ns_to_ms
@@ -21,13 +21,21 @@ from sim.demand import Demand, demands_of_case
 from sim.engine import simulate
 from sim.folding import World
 from sim.hardware import HardwareCosts
-from topologies.cluster import Cluster
+from topologies.cluster import Cluster, load_cluster
 from traces.case import Case, Workload, batch_times
 
-__all__ = ["Run", "case_loop", "case_run", "case_step_ms", "hardware_run", "provenance", "require_runnable"]
+__all__ = [
+    "Run",
+    "case_loop",
+    "case_run",
+    "case_step_ms",
+    "hardware_run",
+    "home_cluster",
+    "provenance",
+    "require_runnable",
+]
 
 _FITTED = frozenset({OpKind.FORWARD, OpKind.BACKWARD, OpKind.UPDATE, OpKind.ALL_TO_ALL_ROWS, OpKind.ALL_TO_ALL_GRADS})
-_STAGES = LOOKUP_PATH - {OpKind.DEDUP, OpKind.SYNC}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +106,8 @@ def case_run(
         loop: the schedule, with the number of micro-batches to run.
         world_size: number of ranks; the domain, where the schedule has one, is the case's or the whole world.
         values: the assumptions; by default the case's own.
-        cluster: the hardware that ops share where they overlap; None for ops that share nothing.
+        cluster: the hardware that ops share where they overlap, None for ops that share nothing. What ops ask for is
+            worked out on the case's own cluster, so another one changes their times.
         steps: batches to run.
         jitter: differences between ranks.
         fold_ranks: one representative per class of ranks that are alike.
@@ -113,7 +122,7 @@ def case_run(
     """
     values = case.values() if values is None else values
     has_domains = any(stream.resource in (Resource.DOMAIN, Resource.REPLICA) for stream in loop.streams)
-    domain_size = max(1, min(int(values["domain_size"]), world_size)) if has_domains else None
+    domain_size = min(int(values["domain_size"]), max(1, world_size)) if has_domains else None
     world = World(world_size=world_size, domain_size=domain_size)
     meta = {"case": case.case, **(meta or {})}
     global_batch = case.batch_per_worker * world_size
@@ -127,11 +136,12 @@ def case_run(
         )
         timeline = simulate(unroll(loop, steps), costs, world, fold_ranks=fold_ranks, meta=meta)
         bound = max_cycle_ratio(loop, costs.op_ns)
-        rests = provenance(case, bound, world_size)
+        rests = provenance(case, loop, bound, world_size, domain_size)
         return Run(
             timeline=timeline, metrics=measure(timeline, global_batch=global_batch), bound=bound, provenance=rests
         )
-    demands = demands_of_case(work, values, loop, cluster, world_size)
+    home = home_cluster(case)
+    demands = demands_of_case(work, values, loop, home, world_size)
     run = hardware_run(
         loop,
         cluster,
@@ -144,7 +154,23 @@ def case_run(
         communication_share=communication_share,
         meta=meta,
     )
-    return replace(run, provenance=provenance(case, run.bound, world_size))
+    rests = provenance(case, loop, run.bound, world_size, domain_size)
+    if cluster.name != home.name:  # the demands were worked out on other hardware
+        moved = {"fitted": "extrapolated", "interpolated": "extrapolated"}
+        names = [moved.get(name, name) for name in rests]
+        rests = {name: sum(v for n, v in zip(names, rests.values(), strict=True) if n == name) for name in names}
+    return replace(run, provenance=rests)
+
+
+def home_cluster(case: Case) -> Cluster:
+    """The described cluster that a case was measured on.
+
+    Raises:
+        CaseError: if the case names none, so that its demands on another one are not known.
+    """
+    if case.topology is None:
+        raise CaseError(f"case {case.case} names no topology, so what its ops ask of another cluster is not known")
+    return load_cluster(case.topology)
 
 
 def hardware_run(
@@ -208,23 +234,28 @@ def hardware_run(
     )
 
 
-def provenance(case: Case, bound: Bound, world_size: int) -> dict[str, float]:
+def provenance(
+    case: Case, loop: Loop, bound: Bound, world_size: int, domain_size: int | None = None
+) -> dict[str, float]:
     """The share of the critical cycle that is fitted, interpolated, extrapolated or assumed; sums to 1.
 
     Compute and All2All times come from the fit: fitted at the world sizes of its rows, interpolated between and
-    extrapolated beyond them. So does the whole lookup path, but its split into stages is assumed; beyond the fitted
-    sizes the weaker word, extrapolated, stands for both. Dedup, sync and replica synchronisation are assumed.
+    extrapolated beyond them; an All2All inside a domain is judged by the domain's size. The lookup path is fitted in
+    all, but its split into stages is assumed, as are dedup, sync and the synchronisation of replicas.
     """
     sizes = [row.world_size for row in case.fit]
-    if world_size in sizes:
-        of_fit = "fitted"
-    else:
-        of_fit = "interpolated" if min(sizes) < world_size < max(sizes) else "extrapolated"
+    resources = {op.kind: stream.resource for stream in loop.streams for op in stream.ops}
+
+    def of_fit(size: int) -> str:
+        if size in sizes:
+            return "fitted"
+        return "interpolated" if min(sizes) < size < max(sizes) else "extrapolated"
+
     total = sum(step.ns for step in bound.cycle) or 1
     shares: dict[str, float] = {}
     for step in bound.cycle:
-        from_fit = step.kind in _FITTED or (of_fit == "extrapolated" and step.kind in _STAGES)
-        status = of_fit if from_fit else "assumed"
+        in_domain = resources[step.kind] is Resource.DOMAIN and domain_size is not None
+        status = of_fit(domain_size if in_domain and domain_size else world_size) if step.kind in _FITTED else "assumed"
         shares[status] = shares.get(status, 0.0) + step.ns / total
     return dict(sorted(shares.items()))
 

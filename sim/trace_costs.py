@@ -22,7 +22,7 @@ import simpy
 
 from nestpipe.errors import TraceError
 from nestpipe.ir import COLLECTIVES, Loop, Op, OpKind, Resource
-from nestpipe.units import split_evenly
+from nestpipe.units import ns_to_us, split_evenly
 from sim.costs import Work
 
 __all__ = ["CollectiveCost", "Mode", "TraceCosts", "costs_from_trace"]
@@ -210,7 +210,7 @@ def _scaled(
     else:
         samples = samples * float((latency + per_byte * scaled).sum() / (latency + per_byte * sizes).sum())
     outside = scaled.max() > sizes.max() * (1 + 1e-9) or scaled.min() < sizes.min() * (1 - 1e-9)
-    note = f"{kind}: {latency / 1e3:.3g} us + {per_byte * 1e3:.3g} ns/kB, fitted on {len(sizes)} ops"
+    note = f"{kind}: {ns_to_us(latency):.3g} us + {per_byte:.3g} ns per byte, fitted on {len(sizes)} ops"
     return samples, "extrapolated" if outside else "fitted", note + (", outside the recorded sizes" if outside else "")
 
 

@@ -61,6 +61,17 @@ def test_a_file_of_schedule_text_works_wherever_a_name_does(tmp_path: Path) -> N
     assert nestpipe("schedule", "show", str(path)).stdout == path.read_text(encoding="utf-8")
 
 
+def test_what_the_user_changed_is_not_called_fitted_and_is_compared_with_its_like() -> None:
+    done = nestpipe(
+        *("simulate", "--schedule", "sync", "--world-size", "128", "--straggler", "3:3", "--format", "json")
+    )
+    result = json.loads(done.stdout)
+    assert {row["status"] for row in result["rows"]} == {"assumed"}
+    assert result["metrics"]["speedup"] == 1
+    plain = json.loads(nestpipe("simulate", "--schedule", "sync", "--world-size", "128", "--format", "json").stdout)
+    assert {row["status"] for row in plain["rows"]} == {"fitted"}
+
+
 def test_jitter_needs_the_unfolded_ranks_and_is_reproducible() -> None:
     arguments = ("simulate", "--schedule", "nestpipe", "--world-size", "128", "--jitter", "0.05", "--format", "json")
     first, again, other = (
@@ -79,6 +90,11 @@ def test_jitter_needs_the_unfolded_ranks_and_is_reproducible() -> None:
         (("simulate", "--schedule", "nestpipe", "--micro-batches", "513"), "between 1 and the batch per worker, 512"),
         (("simulate", "--schedule", "nestpipe", "--steps", "3"), "leave no steady state"),
         (("simulate", "--schedule", "sync", "--straggler", "fast"), "RANK:FACTOR"),
+        (("simulate", "--schedule", "sync", "--world-size", "1000000000"), "world_size must be at most 1,000,000"),
+        (("simulate", "--schedule", "sync", "--steps", "10000000"), "take fewer steps"),
+        (("simulate", "--schedule", "2d_sp", "--domain-size", "0"), "domain-size"),
+        (("simulate", "--schedule", "sync", "--jitter", "0.1", "--seed", "-1"), "seed"),
+        (("simulate", "--schedule", "sync", "--communication-share", "0.2"), "needs --topology"),
         (("simulate", "--schedule", "sync", "--jitter", "-1"), "between 0 and 10"),
         (("reproduce", "--case", "nowhere.yaml"), "unknown case 'nowhere.yaml'"),
         (("schedule", "show", "missing.txt"), "unknown schedule 'missing.txt'"),

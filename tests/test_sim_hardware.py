@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from nestpipe.errors import CaseError, TopologyError
-from nestpipe.ir import Loop, OpKind, Resource, unroll, with_micro_batches
+from nestpipe.ir import Loop, Op, OpKind, Resource, unroll, with_micro_batches
 from nestpipe.schedules import load, names
 from sim.costs import Jitter
 from sim.demand import Demand, demands_of_case, demands_of_preset
@@ -18,7 +19,7 @@ from sim.hardware import HardwareCosts
 from sim.run import case_run, hardware_run
 from topologies.cluster import load_cluster
 from topologies.fabric import Fabric
-from traces.case import load_case, workload
+from traces.case import batch_times, load_case, workload
 from traces.models import preset
 
 CASE = load_case("nestpipe_paper")
@@ -61,6 +62,28 @@ def test_folded_equals_unfolded_with_shared_hardware(name: str, stragglers: dict
     assert len(folded.ranks) < len(unfolded.ranks) == 32
     for row, rank in enumerate(folded.ranks):
         assert abs(folded.end_ns[row] - unfolded.end_ns[rank]).max() <= 64  # nanoseconds, rounding of rates
+
+
+def test_a_case_on_other_hardware_takes_the_other_hardwares_time_and_says_so() -> None:
+    slow = load_cluster("ethernet_25g")
+    loop = load("sync")
+    home = case_run(CASE, WORK, loop, 128, cluster=ASCEND)
+    moved = case_run(CASE, WORK, loop, 128, cluster=slow)
+    assert moved.metrics.communication_ms > 2 * home.metrics.communication_ms
+    assert "fitted" in home.provenance
+    assert set(moved.provenance) <= {"assumed", "extrapolated"}
+    with pytest.raises(CaseError, match="names no topology"):
+        case_run(msgspec.structs.replace(CASE, topology=None), WORK, loop, 128, cluster=slow)
+
+
+@pytest.mark.parametrize("topology", ["ascend_910b", "dgx_h100", "dgx_a100", "ethernet_25g", "zionex_a100"])
+def test_an_op_alone_takes_its_fitted_time_on_the_cluster_it_was_fitted_on(topology: str) -> None:
+    cluster = load_cluster(topology)
+    loop = load("sync")
+    times = batch_times(WORK, CASE.values(), loop, 64)
+    costs = HardwareCosts(cluster, demands_of_case(WORK, CASE.values(), loop, cluster, 64), world_size=64)
+    for kind, ns in times.items():
+        assert costs.op_ns(Op(kind=kind, batch=0)) == pytest.approx(ns, rel=1e-3, abs=1e5), kind
 
 
 def test_ranks_of_a_host_share_its_memory() -> None:

@@ -102,6 +102,13 @@ def test_waiting_for_a_late_rank_is_worked_out_anew() -> None:
     assert slower["end_ns"].unique().tolist() == [(105 + 200) * US]
 
 
+def test_a_collective_whose_peers_are_not_there_scales_as_transfer() -> None:
+    collective = {"collective": "all_to_all", "group": "0", "group_size": 8, "kind": "all_to_all[rows]"}
+    frame = _frame(_host("step", 0, 150), _kernel(15, 115, 10, **collective), _host("host_wait", 20, 118))
+    assert _ms(replay(frame, Scales(transfer=0.5))) == [100]
+    assert _ms(replay(frame, Scales(compute=0.5))) == [150]
+
+
 def test_a_table_without_launches_or_steps_is_refused_with_the_way_out() -> None:
     frame = _frame(_host("step", 0, 150), _kernel(15, 115, 10))
     with pytest.raises(TraceError, match=r"no step ranges.*--schedule"):

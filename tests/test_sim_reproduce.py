@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sim.reproduce import METRICS, Reproduction, Row, reproduce
-from traces.case import load_case
+from sim.reproduce import Reproduction, Row, reproduce
+from traces.case import METRICS, load_case
 
 
 @pytest.fixture(scope="module")
@@ -57,17 +57,19 @@ def test_every_row_says_where_it_comes_from(result: Reproduction) -> None:
             assert row.status == "assumed"
         elif row.method == "TorchRec" and row.world_size in (128, 1536):
             assert row.status == "fitted"
+        elif row.metric == "lookup_ms" and row.method in ("UniEmb", "DBP only", "NestPipe"):
+            assert row.status == "assumed"  # nothing but dedup and sync is exposed, and these are assumed
         else:
             assert row.status == "predicted"
 
 
 def test_the_critical_cycle_says_what_it_rests_on(result: Reproduction) -> None:
-    for (_, world_size), run in result.runs.items():
+    for (method, world_size), run in result.runs.items():
         assert sum(run.provenance.values()) == pytest.approx(1)
-        if 128 < world_size < 1536:
+        if 128 < world_size < 1536 and "2D-SP" not in method:  # an All2All in a domain of 128 is fitted at any size
             assert "fitted" not in run.provenance
-        if world_size > 1536:
-            assert "extrapolated" in run.provenance
+        if world_size > 1536 and "2D-SP" not in method:
+            assert set(run.provenance) <= {"assumed", "extrapolated"}
         assert run.metrics.step_latency_ms == pytest.approx(float(run.bound.step_ns) / 1e6, rel=1e-9)
 
 

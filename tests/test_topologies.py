@@ -99,7 +99,7 @@ def test_a_rack_may_be_used_in_part() -> None:
         ("format: nestpipe-topology-1", "format: nestpipe-topology-9", "format must be"),
         ("name: dgx_h100", "name: dgx_h100\nname: twice", "given twice"),
         ("tiers:", "tiers: [", "not valid YAML"),
-        ("accelerators_per_pcie_switch: 2", "accelerators_per_pcie_switch: 3", "must divide accelerators_per_host"),
+        ("accelerators_per_pcie_switch: 1", "accelerators_per_pcie_switch: 3", "must divide accelerators_per_host"),
     ],
 )
 def test_a_wrong_description_is_refused_with_the_path_and_the_way_out(old: str, new: str, message: str) -> None:

@@ -97,7 +97,7 @@ def test_varying_one_share_keeps_the_sum(name: str, to: float) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("lookup_ms: 626.8", "lookup_ms: -1", "fit[0].lookup_ms must be positive, got -1"),
+        ("lookup_ms: 626.8", "lookup_ms: -1", "fit[0].lookup_ms must be positive and at most 1e+09, got -1"),
         ("lookup_ms: 626.8", "lookup_ms: 3000", "leave no compute"),
         ("lookup_ms: 626.8", "lookup_ms: many", "fit[0].lookup_ms: Expected 'float', got 'str'"),
         ("    lookup_ms: 626.8\n", "", "fit[0]: Object missing required field 'lookup_ms'"),
@@ -108,6 +108,13 @@ def test_varying_one_share_keeps_the_sum(name: str, to: float) -> None:
         ("read_share: {value: 0.15", "read_share: {value: 0.25", "must sum to 1, got 1.1"),
         ("micro_batches: {value: 8,", "micro_batches: {value: 7.5,", "must be a whole number, got 7.5"),
         ("micro_batches: {value: 8,", "micro_batches: {value: 32,", "value 32 must lie between low and high"),
+        ("metrics: {step_latency_ms: 4914.01", "metrics: {step_latency: 4914.01", "did you mean 'step_latency_ms'?"),
+        ("{method: UniEmb, world_size: 1536", "{method: UniEmb, world_size: 1500", "not among the sizes that are run"),
+        (
+            "table_sync_ms: {value: 200, low: 50, high: 400",
+            "table_sync_ms: {value: 200, low: 50, high: .inf",
+            "high must",
+        ),
         ("baseline: true", "baseline: false", "exactly one method must have 'baseline: true'"),
         ("{method: UniEmb, world_size", "{method: UniEmbb, world_size", "did you mean 'UniEmb'?"),
         ("batch_per_worker: 512", "batch_per_worker: 0", "batch_per_worker must be at least 1, got 0"),

@@ -24,6 +24,7 @@ from nestpipe.units import ms_to_ns
 
 __all__ = [
     "ASSUMPTIONS",
+    "METRICS",
     "Assumption",
     "Case",
     "FitRow",
@@ -48,24 +49,36 @@ _STAGES: Final = {
     OpKind.LOOKUP: "lookup_share",
     OpKind.WRITE_BACK: "write_back_share",
 }
+_LONGEST_MS: Final = 1e9
 #: The assumptions that a case must state, with the range each must lie in.
 ASSUMPTIONS: Final[Mapping[str, tuple[float, float]]] = MappingProxyType(
     {
         "micro_batches": (1, 4096),
-        "dedup_ms": (0, math.inf),
-        "sync_ms": (0, math.inf),
+        "dedup_ms": (0, _LONGEST_MS),
+        "sync_ms": (0, _LONGEST_MS),
         **dict.fromkeys(_STAGES.values(), (0, 1)),
         "forward_share": (0, 1),
         "update_share": (0, 1),
         "rows_share": (0, 1),
-        "row_duplication": (1, math.inf),
-        "all_reduce_ms": (0, math.inf),
-        "domain_size": (1, math.inf),
-        "table_sync_ms": (0, math.inf),
+        "row_duplication": (1, 1e6),
+        "all_reduce_ms": (0, _LONGEST_MS),
+        "domain_size": (1, 1e6),
+        "table_sync_ms": (0, _LONGEST_MS),
         "key_bytes_share": (0, 1),
     }
 )
 _WHOLE: Final = frozenset({"micro_batches", "domain_size"})
+#: The metrics that a case may publish and that a run prints.
+METRICS: Final = (
+    "step_latency_ms",
+    "lookup_ms",
+    "communication_ms",
+    "speedup",
+    "qps",
+    "scaling_efficiency",
+    "utilization",
+    "exposed_communication_ratio",
+)
 
 
 class Assumption(Config, frozen=True, kw_only=True):
@@ -151,11 +164,24 @@ class Case(Config, frozen=True, kw_only=True):
         for row in self.published:
             if row.method not in names:
                 raise CaseError("published: " + unknown_name("method", row.method, names))
+            for metric in row.metrics:
+                if metric not in METRICS:
+                    raise CaseError(f"published: {row.method}: " + unknown_name("metric", metric, METRICS))
+            if row.world_size not in self.sizes:
+                raise CaseError(
+                    f"published: {row.method}: world_size {row.world_size} is not among the sizes that are run, "
+                    f"{', '.join(map(str, self.sizes))}; add it to world_sizes"
+                )
 
     @property
     def baseline(self) -> Method:
         """The method that is fitted and that speedups refer to."""
         return next(each for each in self.methods if each.baseline)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """All world sizes that are run, ascending."""
+        return tuple(sorted({*self.world_sizes, self.base_world_size, self.headline_world_size}))
 
     def values(self) -> dict[str, float]:
         """The assumptions' values by name."""
@@ -178,8 +204,8 @@ def _check_fit(case: Case) -> None:
         numbers = {"step_latency_ms": row.step_latency_ms, "lookup_ms": row.lookup_ms}
         numbers |= {"communication_ms": row.communication_ms, "world_size": row.world_size}
         for name, number in numbers.items():
-            if not (math.isfinite(number) and number > 0):
-                raise CaseError(f"fit[{i}].{name} must be positive, got {number}")
+            if not 0 < number <= _LONGEST_MS:
+                raise CaseError(f"fit[{i}].{name} must be positive and at most {_LONGEST_MS:g}, got {number}")
         if row.compute_ms <= 0:
             raise CaseError(
                 f"fit[{i}]: lookup_ms + communication_ms = {row.lookup_ms + row.communication_ms:g} leave no compute "
@@ -188,7 +214,8 @@ def _check_fit(case: Case) -> None:
     sizes = [row.world_size for row in case.fit]
     if len(set(sizes)) != len(sizes):
         raise CaseError(f"fit: a world size is given twice in {sizes}")
-    for name, law in (("lookup", case.growth.lookup), ("communication", case.growth.communication)):
+    laws = {name: getattr(case.growth, name) for name in ("lookup", "communication", "compute")}
+    for name, law in laws.items():
         if _PARAMETERS[law.mechanism] > len(sizes):
             raise CaseError(
                 f"growth.{name}: {law.mechanism} has {_PARAMETERS[law.mechanism]} numbers to fit and the case "
@@ -205,7 +232,7 @@ def _check_assumptions(case: Case) -> None:
         if each is None:
             raise CaseError(f"assumptions: {name} is missing; give value, low, high and why")
         for key, number in (("value", each.value), ("low", each.low), ("high", each.high)):
-            if not least <= number <= most:
+            if not (least <= number <= most and math.isfinite(number)):
                 raise CaseError(f"assumptions.{name}.{key} must lie between {least:g} and {most:g}, got {number:g}")
             if name in _WHOLE and number != int(number):
                 raise CaseError(f"assumptions.{name}.{key} must be a whole number, got {number:g}")

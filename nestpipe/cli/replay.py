@@ -10,6 +10,7 @@ import typer
 
 from nestpipe.cli._common import Format, digest, provenance
 from nestpipe.errors import TraceError
+from nestpipe.units import NS_PER_MS, ns_to_us
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,7 +31,7 @@ def replay(
     domain_size: Annotated[int | None, typer.Option(help="With --schedule: ranks per domain.")] = None,
     micro_batches: Annotated[int | None, typer.Option(min=1, help="With --schedule: micro-batches.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="With --schedule: batches to run.")] = 20,
-    seed: Annotated[int, typer.Option(help="Seed of mode distribution.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of mode distribution.")] = 0,
     compute_scale: Annotated[float, typer.Option(min=0, help="Factor on device ops, replaying as recorded.")] = 1.0,
     host_scale: Annotated[float, typer.Option(min=0, help="Factor on host time, replaying as recorded.")] = 1.0,
     transfer_scale: Annotated[float, typer.Option(min=0, help="Factor on transfers, replaying as recorded.")] = 1.0,
@@ -60,7 +61,7 @@ def _as_recorded(frame: pd.DataFrame, paths: list[Path], output: Format, **scale
 
     result = replay(frame, Scales(**scales))
     steps = result.steps.assign(
-        recorded_ms=result.steps["recorded_ns"] / 1e6, replayed_ms=result.steps["replayed_ns"] / 1e6
+        recorded_ms=result.steps["recorded_ns"] / NS_PER_MS, replayed_ms=result.steps["replayed_ns"] / NS_PER_MS
     )
     if output is Format.CSV:
         typer.echo(csv(result.steps), nl=False)
@@ -110,7 +111,8 @@ def _under_schedule(
     if micro_batches is not None:
         loop = with_micro_batches(loop, micro_batches)
     require_runnable(loop)
-    world_size = options["world_size"] or max(1, int(frame["rank"].nunique()))
+    recorded = int(frame["group_size"].max()) if frame["group_size"].notna().any() else int(frame["rank"].nunique())
+    world_size = options["world_size"] or max(1, recorded)
     costs = costs_from_trace(frame, loop, **{**options, "mode": Mode(options["mode"]), "world_size": world_size})
     timeline = simulate(unroll(loop, steps), costs, World(world_size=world_size, domain_size=domain_size))
     metrics = measure(timeline)
@@ -129,10 +131,15 @@ def _under_schedule(
         "exposed_communication_ratio": metrics.exposed_communication_ratio,
         "limit": bound.text(),
         "critical_cycle_rests_on": dict(sorted(rests.items())),
-        "batch_us": {kind.value: float(each.mean()) / 1e3 for kind, each in costs.batch_ns.items()},
+        "batch_us": {kind.value: ns_to_us(float(each.mean())) for kind, each in costs.batch_ns.items()},
         "assumptions": list(costs.assumptions),
     }
-    if output is not Format.TEXT:
+    if output is Format.CSV:
+        typer.echo("part,ms")
+        for part, ms in metrics.parts_ms.items():
+            typer.echo(f"{part},{ms!r}")
+        return
+    if output is Format.JSON:
         typer.echo(json.dumps(result, indent=1))
         return
     for key, value in facts.items():

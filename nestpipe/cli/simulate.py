@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -51,7 +51,7 @@ def simulate(
     steps: Annotated[int, typer.Option(help="Batches to run.")] = 20,
     batch: Annotated[int | None, typer.Option(help="Samples per rank and step, with --model.")] = None,
     micro_batches: Annotated[int | None, typer.Option(help="Micro-batches per batch.")] = None,
-    domain_size: Annotated[int | None, typer.Option(help="Ranks per domain, for 2D sparse parallelism.")] = None,
+    domain_size: Annotated[int | None, typer.Option(min=1, help="Ranks per domain, for 2D sparse parallelism.")] = None,
     compute_efficiency: Annotated[float, typer.Option(help="Share of peak arithmetic reached, with --model.")] = 1.0,
     communication_share: Annotated[
         float, typer.Option(help="Share of a device that a collective takes at full rate, with --topology; assumed.")
@@ -60,7 +60,7 @@ def simulate(
     straggler: Annotated[
         list[str] | None, typer.Option(metavar="RANK:FACTOR", help="A slower rank; repeatable.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the jitter.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the jitter.")] = 0,
     unfold: Annotated[bool, typer.Option("--unfold", help="Simulate every rank, alike or not.")] = False,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the run here, for report and diff.")] = None,
     output: Annotated[Format, typer.Option("--format")] = Format.TEXT,
@@ -69,7 +69,7 @@ def simulate(
     from nestpipe.schedules import load
     from nestpipe.text import show
     from sim.costs import Jitter
-    from sim.reproduce import run_metrics
+    from sim.reproduce import metric_status, run_metrics
     from sim.run import require_runnable
     from topologies.cluster import load_cluster
 
@@ -93,6 +93,7 @@ def simulate(
         topology=None if cluster is None else cluster.name,
         world_size=world_size,
         micro_batches=loop.micro_batches,
+        domain_size=domain_size,
         steps=steps,
         communication_share=communication_share or None,
         jitter=jitter,
@@ -101,9 +102,13 @@ def simulate(
     )
     options = {"steps": steps, "communication_share": communication_share}
     run = runner.run(loop, world_size, **options, jitter=noise, fold_ranks=not unfold, meta=facts)
-    baseline = runner.run(runner.loop(load(runner.baseline_schedule), None), world_size, **options)
-    metrics = run_metrics(run, baseline, runner.run(loop, base, **options))
+    baseline = runner.run(runner.loop(load(runner.baseline_schedule), None), world_size, **options, jitter=noise)
+    at_base = replace(noise, stragglers={rank: factor for rank, factor in noise.stragglers.items() if rank < base})
+    metrics = run_metrics(run, baseline, runner.run(loop, base, **options, jitter=at_base))
+    changed = bool(jitter or straggler or micro_batches or domain_size or communication_share or runner.moved)
     status = runner.status(loop, schedule, world_size)
+    if changed and status in ("fitted", "predicted"):
+        status = "assumed"
     result: dict[str, Any] = {
         "provenance": facts,
         "schedule": loop.name,
@@ -117,7 +122,7 @@ def simulate(
                 "published": None,
                 "value": value,
                 "relative_error": None,
-                "status": status,
+                "status": metric_status(run, name, status),
             }
             for name, value in metrics.items()
         ],
@@ -138,7 +143,7 @@ def simulate(
             {"resource": name, "busy": min(1.0, float(busy)), "status": "predicted"}
             for name, busy in zip(run.load["resource"], run.load["utilisation"], strict=True)
         ]
-    result["assumptions"] = runner.assumptions
+    result["assumptions"] = runner.assumptions(loop, world_size)
     if out is not None:
         from reports.runs import write_run
 
@@ -154,7 +159,8 @@ class _Runner:
     loop: Callable[[Loop, int | None], Loop]
     status: Callable[[Loop, str, int], str]
     facts: dict[str, object]
-    assumptions: list[dict[str, object]]
+    assumptions: Callable[[Loop, int], list[dict[str, object]]]
+    moved: bool
     baseline_schedule: str
     base_world_size: int
     headline_world_size: int
@@ -162,22 +168,32 @@ class _Runner:
     @classmethod
     def of_case(cls, name: str, cluster: Cluster | None, domain_size: int | None) -> _Runner:
         from sim.reproduce import status_of
-        from sim.run import case_loop, case_run
+        from sim.run import case_loop, case_run, home_cluster
         from traces.case import load_case, workload
 
         case = load_case(name)
         values = case.values()
         if domain_size is not None:
             values["domain_size"] = domain_size
+
+        def assumed(loop: Loop, world_size: int) -> list[dict[str, object]]:
+            used = {
+                **values,
+                "micro_batches": loop.micro_batches,
+                "domain_size": min(values["domain_size"], world_size),
+            }
+            return [
+                {"name": name, "value": used[name], "low": each.low, "high": each.high, "why": each.why}
+                for name, each in case.assumptions.items()
+            ]
+
         return cls(
             run=partial(case_run, case, workload(case), values=values, cluster=cluster, check=False),
             loop=lambda loop, micro_batches: case_loop(case, loop, values, micro_batches),
             status=lambda loop, schedule, size: status_of(case, schedule == case.baseline.schedule, loop, size),
             facts={"case": case.case, "case_source": case.source},
-            assumptions=[
-                {"name": name, "value": values[name], "low": each.low, "high": each.high, "why": each.why}
-                for name, each in case.assumptions.items()
-            ],
+            assumptions=assumed,
+            moved=cluster is not None and cluster.name != home_cluster(case).name,
             baseline_schedule=case.baseline.schedule,
             base_world_size=case.base_world_size,
             headline_world_size=case.headline_world_size,
@@ -222,10 +238,11 @@ class _Runner:
             loop=lambda loop, micro_batches: loop if micro_batches is None else with_micro_batches(loop, micro_batches),
             status=lambda *_: "assumed",
             facts={"model": name, "model_source": workload.source, "batch_per_rank": samples},
-            assumptions=[
+            assumptions=lambda *_: [
                 {"name": "compute_efficiency", "value": compute_efficiency, "why": "share of peak arithmetic reached"},
                 {"name": "model", "value": name, "why": "every size by roofline; no key repeats"},
             ],
+            moved=False,
             baseline_schedule="sync",
             base_world_size=hardware.ranks_per_node,
             headline_world_size=hardware.ranks_default,
@@ -235,6 +252,7 @@ class _Runner:
 def _print(output: Format, result: dict[str, Any]) -> None:
     import pandas as pd
 
+    from nestpipe.units import ns_to_ms
     from reports.tables import csv, parts, results
 
     rows = pd.DataFrame(result["rows"])
@@ -250,7 +268,16 @@ def _print(output: Format, result: dict[str, Any]) -> None:
         typer.echo(parts({str(result["schedule"]): result["parts_ms"]}, title="Where the step goes"))
         typer.echo()
         limit = result["limit"]
-        typer.echo(f"What limits this step without jitter, per {limit['iterations']} iteration(s): {limit['text']}")
+        bound_ms = ns_to_ms(limit["step_ns"])
+        typer.echo(
+            f"What limits this step without jitter and contention, {bound_ms:,.2f} ms, "
+            f"per {limit['iterations']} iteration(s): {limit['text']}"
+        )
+        if "load" in result and result["metrics"]["step_latency_ms"] > 1.001 * bound_ms:
+            busiest = max(result["load"], key=lambda each: each["utilisation"])
+            typer.echo(
+                f"The rest is contention or jitter; busiest: {busiest['resource']}, {busiest['utilisation']:.0%} full"
+            )
         if "stages" in result:
             from reports.tables import Column, text
 
