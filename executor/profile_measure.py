@@ -168,13 +168,21 @@ def _lane_gaps(runs: Sequence[ProfiledRun]) -> dict[str, Any]:
     }
 
 
-def _repeatability(runs: Sequence[ProfiledRun]) -> float | None:
-    """Coefficient of variation of the step time over repeated runs of one configuration; None without repeats."""
-    steps: dict[str, list[float]] = {}
+def _repeatability(runs: Sequence[ProfiledRun]) -> dict[str, float]:
+    """Coefficient of variation of the step time over repeated runs of one configuration, by who computes.
+
+    0 where nothing was repeated.
+    """
+    steps: dict[tuple[str, str], list[float]] = {}
     for run in runs:
-        steps.setdefault(run.name, []).append(measure(from_frame(run.frame)).step_latency_ms)
-    spreads = [np.std(times, ddof=1) / np.mean(times) for times in steps.values() if len(times) > 1]
-    return float(np.sqrt(np.mean(np.square(spreads)))) if spreads else None
+        key = (run.config.variant.split()[0], run.name)
+        steps.setdefault(key, []).append(measure(from_frame(run.frame)).step_latency_ms)
+    found = {}
+    for compute in sorted({who for who, _ in steps}):
+        times = [values for (who, _), values in steps.items() if who == compute and len(values) > 1]
+        spreads = [float(np.std(values, ddof=1) / np.mean(values)) for values in times]
+        found[compute] = float(np.sqrt(np.mean(np.square(spreads)))) if spreads else 0.0
+    return found
 
 
 def _pair_configs(plan: Plan) -> list[RunConfig]:

@@ -70,7 +70,7 @@ def _table(config: RunConfig, *, handoff_ns: int = 10_000) -> CostTable:
             values |= {f"time_ns_{name}": local for name in ("min", "p50", "p75", "p95", "max")} | {"source": "by hand"}
             rows.append(values)
     meta = {"burst_bytes": 0, "cores": 2, "handoff": {"p50_ns": handoff_ns}, "issue": {"p50_ns": 1000}}
-    meta |= {"collective_cores": 0.5, "transfer_cores": 0.0, "repeatability_cv": 0.0, "configurations": []}
+    meta |= {"collective_cores": 0.5, "transfer_cores": 0.0, "repeatability_cv": {"real": 0.0}, "configurations": []}
     return CostTable(rows=pd.DataFrame(rows, columns=list(COST_COLUMNS)), meta=meta)
 
 
@@ -236,7 +236,7 @@ def test_no_grid_touches_what_any_profile_fits_on() -> None:
             points = grid(name, EmulatedDevice())
             check_separate(profiled, [point.config for point in points])
             assert not rates & {point.rate_bits_per_s for point in points}
-    assert all(len(grid(name, None)) >= 30 for name in ("first", "second", "third", "fourth"))
+    assert all(len(grid(name, None)) >= 30 for name in ("first", "second", "third", "fourth", "fifth"))
     workloads = [{point.config.workload for point in grid(name, None)} for name in GRIDS]
     assert len(set.union(*workloads)) == sum(map(len, workloads)), "grids share no workload either"
 

@@ -23,7 +23,7 @@ from traces.cost_table import CostFit, CostTable, costs_of, fit_kind, resample
 __all__ = ["Prediction", "machine_of", "predict"]
 
 _QUARTILE: Final = 0.6745
-_LOW, _HIGH = 0.05, 0.95
+_NINE_OF_TEN: Final = 1.645  # standard deviations, normal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -108,19 +108,21 @@ def predict(
     metrics = measure(timeline, global_batch=config.batch_size * machine.world_size)
     generator = np.random.default_rng(seed)
     steps = []
-    repeat_cv = float(table.meta.get("repeatability_cv") or 0.0)
     for draw in range(draws):
         drawn = _fits(CostTable(rows=resample(table.rows, generator), meta=table.meta), config.variant, kinds)
         spread = {kind: fit.spread / _QUARTILE for kind, fit in fits.items()}
         again = _simulate(program, drawn, op_sizes, machine, busy, spread=spread, seed=seed * 1000 + draw)
-        steps.append(measure(again).step_latency_ms * (1 + repeat_cv * generator.standard_normal()))
-    bounds = np.quantile(steps, [_LOW, _HIGH]) if steps else [metrics.step_latency_ms] * 2
+        steps.append(measure(again).step_latency_ms)
+    step_ms = metrics.step_latency_ms
+    repeats = table.meta.get("repeatability_cv", {}).get(config.variant.split()[0], 0.0)
+    drawn_ms = float(np.std(steps, ddof=1)) if len(steps) > 1 else 0.0
+    half_ms = _NINE_OF_TEN * float(np.hypot(drawn_ms, repeats * step_ms))
     return Prediction(
         config=config,
         timeline=timeline,
         metrics=metrics,
-        step_ms_low=float(bounds[0]),
-        step_ms_high=float(bounds[1]),
+        step_ms_low=step_ms - half_ms,
+        step_ms_high=step_ms + half_ms,
         extrapolated=_extrapolated(fits, op_sizes),
         draws=draws,
     )
