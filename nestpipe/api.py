@@ -375,11 +375,12 @@ def goodput(
 
 def report(*runs: PathLike, out: PathLike = "report.html", title: str = "") -> Path:
     """One self-contained page about runs that `nestpipe simulate --out` wrote; gives its path."""
+    from nestpipe.cli._common import write_text
     from reports.page import page
     from reports.runs import read_run
 
     path = Path(out)
-    path.write_text(page([read_run(run) for run in runs], title=title, base=path.parent), encoding="utf-8")
+    write_text(path, page([read_run(run) for run in runs], title=title, base=path.parent))
     return path
 
 

@@ -17,6 +17,23 @@ __all__ = ["Config", "decode", "read_yaml"]
 T = TypeVar("T")
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 as PyYAML reads it, with the numbers of YAML 1.2: `2e10` and `1.0e9` are numbers, not text."""
+
+    def number(self, node: yaml.ScalarNode) -> float | int:
+        """A number with point or exponent; `2e10` is whole, so it counts rows as well as it measures time."""
+        value = float(self.construct_yaml_float(node))
+        return int(value) if "e" in node.value.lower() and value.is_integer() and abs(value) < 2**63 else value
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?(?:[0-9][0-9_]*(?:\.[0-9_]*)?|\.[0-9][0-9_]*)[eE][-+]?[0-9]+\Z"),
+    list("-+.0123456789"),
+)
+_Loader.add_constructor("tag:yaml.org,2002:float", _Loader.number)
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of every struct that a user writes as YAML: frozen, by keyword, unknown keys refused."""
 
@@ -37,9 +54,11 @@ def read_yaml(path: Path, into: type[T], error: type[NestPipeError]) -> T:
 def decode(text: str, into: type[T], error: type[NestPipeError], *, source: str) -> T:
     """The YAML text as an `into`; see `read_yaml`."""
     try:
-        document = yaml.safe_load(text)
-    except yaml.YAMLError as cause:
+        document = yaml.load(text, _Loader)
+    except (yaml.YAMLError, ValueError) as cause:  # a ValueError comes of a date such as 2024-13-45
         raise error(f"{source}: not valid YAML: {str(cause).replace(chr(10), ' ')}") from None
+    if document is None:
+        raise error(f"{source}: the file is empty; it needs at least {', '.join(_required(into)) or 'one key'}")
     try:
         return msgspec.convert(document, into)
     except (msgspec.ValidationError, NestPipeError, ValueError) as cause:
@@ -56,6 +75,12 @@ def _explain(message: str, into: type) -> str:
         near = difflib.get_close_matches(unknown[1], _field_names(into), n=1)
         message = f"unknown key {unknown[1]!r}" + (f" (did you mean {near[0]!r}?)" if near else "")
     return where + message.replace("`", "'")
+
+
+def _required(into: type) -> list[str]:
+    """The keys without which there is no `into`."""
+    fields = msgspec.structs.fields(into) if issubclass(into, msgspec.Struct) else ()
+    return [field.encode_name for field in fields if field.required]
 
 
 def _field_names(into: object) -> list[str]:

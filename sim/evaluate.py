@@ -27,7 +27,8 @@ from sim.grid import Configuration, Grid, Value, loop_of, with_value
 from sim.memory import Need, memory_need
 from sim.recursion import rank_step_ns
 from sim.scenario import Scenario
-from sim.scenario_costs import STATUSES, OpTimes, Place, assumed_values, drawn_assumptions, op_times, rests_on
+from sim.scenario_assumptions import assumed_values
+from sim.scenario_costs import STATUSES, OpTimes, Place, drawn_assumptions, op_times, rests_on
 from sim.scenario_parts import Cluster
 
 __all__ = ["COLUMNS", "Evaluator", "Row", "Steps"]
@@ -205,8 +206,10 @@ class Evaluator:
         batch = batch_per_worker(self.grid, configuration)
         samples = batch * configuration.world_size
         low, high = steps.interval_ns()
+        if not low > 0:
+            raise NestPipeError("a step takes no time: every op's time is 0; see factors and assumptions")
         qps = samples * NS_PER_S / steps.mean_ns
-        share = 1.0 if scenario.failures is None else goodput(scenario.failures, configuration.world_size).expected
+        share = _goodput(scenario, configuration.world_size)
         busiest, busiest_share = busiest_stream(loop, steps)
         found: Row = {
             "batch_per_worker": batch,
@@ -226,7 +229,7 @@ class Evaluator:
             "how": steps.how,
             **self._efficiency(configuration, steps, batch),
         }
-        found |= rests_on(self.grid.case, steps.bound, configuration.world_size, steps.times)
+        found |= rests_on(self.grid.case, loop, steps.bound, _world(configuration), steps.times)
         if cluster.accelerator_hour is not None:
             per_hour = cluster.accelerator_hour * configuration.world_size
             found |= {"cost_per_hour": per_hour, "cost_per_million_samples": per_hour / (qps * share) / 3600 * 1e6}
@@ -328,6 +331,23 @@ def _simulated(loop: Loop, scenario: Scenario, world: World, times: OpTimes, jit
     assert times.hardware is not None
     timeline = simulate(unroll(loop, scenario.steps), times.hardware(jitter), world)
     return measure(timeline).step_latency_ms * NS_PER_MS
+
+
+def _goodput(scenario: Scenario, world_size: int) -> float:
+    """The expected share of wall time that trains, 1 without failures.
+
+    Raises:
+        NestPipeError: if it is 0, so that nothing is ever trained.
+    """
+    if scenario.failures is None:
+        return 1.0
+    found = goodput(scenario.failures, world_size)
+    if found.expected <= 0:
+        raise NestPipeError(
+            f"failures: {world_size} accelerators fail every {found.mtbf_s:.3g} s, sooner than a checkpoint and a "
+            "restart take, so nothing is ever trained"
+        )
+    return found.expected
 
 
 def _cluster(scenario: Scenario, name: str) -> Cluster:

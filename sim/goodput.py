@@ -14,6 +14,7 @@ Communications of the ACM 17 (1974).
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +26,10 @@ from sim.scenario_parts import Failures
 __all__ = ["Goodput", "daly_interval_s", "expected_goodput", "goodput", "optimal_interval_s", "young_interval_s"]
 
 _S_PER_HOUR = 3600.0
+#: Failures that a simulated horizon holds at most; the spread over a longer one follows from that over a shorter.
+_FAILURES_MAX = 2_000
+#: Below this checkpoint time over mean time between failures, Daly's series is exact and Lambert's W is not.
+_TINY = 1e-10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +38,9 @@ class Goodput:
 
     Attributes:
         expected: expected share, from 0 to 1.
-        low, high: 5th and 95th percentile of simulated horizons; equal to `expected` if none were simulated.
+        low, high: 5th and 95th percentile of simulated horizons; equal to `expected` if none were simulated. Where a
+            horizon has more than 2,000 failures, shorter ones are simulated, and the distance from `expected` shrinks
+            with the square root of the length, as that of a mean of independent segments does.
         interval_s: training time between checkpoints; infinite where nothing fails.
         is_optimal: whether the interval was chosen here.
         young_s, daly_s: the two published approximations of the best interval, for comparison.
@@ -79,6 +86,8 @@ def optimal_interval_s(checkpoint_s: float, mtbf_s: float) -> float:
     >>> round(optimal_interval_s(60, 36_000))
     2039
     """
+    if checkpoint_s / mtbf_s < _TINY:
+        return daly_interval_s(checkpoint_s, mtbf_s)
     return float(mtbf_s * (1 + lambertw(-math.exp(-1 - checkpoint_s / mtbf_s)).real))
 
 
@@ -102,7 +111,7 @@ def goodput(failures: Failures, world_size: int, *, seeds: int = 0, seed: int = 
     Raises:
         CaseError: if checkpoints cost nothing and no interval is given: then there is no best one.
     """
-    mtbf_s = failures.accelerator_mtbf_hours * _S_PER_HOUR / world_size
+    mtbf_s = max(failures.accelerator_mtbf_hours * _S_PER_HOUR / world_size, sys.float_info.min)
     interval_s = failures.checkpoint_interval_s
     if interval_s is None and failures.checkpoint_s == 0:
         raise CaseError("failures: checkpoint_s is 0, so there is no best interval; give checkpoint_interval_s")
@@ -110,9 +119,13 @@ def goodput(failures: Failures, world_size: int, *, seeds: int = 0, seed: int = 
     expected = expected_goodput(chosen, failures.checkpoint_s, failures.restart_s, mtbf_s)
     horizon_s = failures.horizon_hours * _S_PER_HOUR
     low = high = expected
-    if seeds:
-        drawn = [_horizon(failures, chosen, mtbf_s, horizon_s, [seed + i, world_size]) for i in range(seeds)]
+    if seeds and expected > 0:
+        simulated_s = min(horizon_s, _FAILURES_MAX * mtbf_s)
+        drawn = [_horizon(failures, chosen, mtbf_s, simulated_s, [seed + i, world_size]) for i in range(seeds)]
         low, high = (float(each) for each in np.percentile(drawn, [5, 95]))
+        if simulated_s < horizon_s:
+            shrink = math.sqrt(simulated_s / horizon_s)
+            low, high = (max(0.0, expected + (each - expected) * shrink) for each in (low, high))
     return Goodput(
         expected=expected,
         low=low,

@@ -19,9 +19,11 @@ import pandas as pd
 
 from nestpipe.checks import require_safe
 from nestpipe.errors import CaseError, DeadlockError, ScheduleError, unknown_name
-from nestpipe.ir import MICRO_DATA, Access, Loop, Op, OpKind, OpRef, Resource, with_micro_batches
+from nestpipe.ir import Loop, OpKind, Resource, with_micro_batches
 from nestpipe.schedules import load
+from nestpipe.window import num_micro_batches_to_check
 from sim.scenario import Scenario
+from sim.scenario_assumptions import check_assumptions
 from sim.scenario_parts import Cluster, Range
 from topologies.cluster import Cluster as Hardware
 from topologies.cluster import load_cluster
@@ -36,7 +38,6 @@ __all__ = [
     "Grid",
     "Value",
     "Variant",
-    "checked_micro_batches",
     "loop_of",
     "sweepable",
     "with_value",
@@ -86,8 +87,8 @@ class Grid:
         model: the workload model, where the workload is one.
         trace: the trace table, where the workload is one; durations of known op kinds only.
         hardware: for each cluster with a topology what that describes.
-        staleness: for each schedule and number of micro-batches (see `checked_micro_batches`) how many updates a read
-            may be behind, or why the schedule must not run at all.
+        staleness: for each schedule and number of micro-batches that stands for its own (see `nestpipe.window`) how
+            many updates a read may be behind, or why the schedule must not run at all.
     """
 
     scenario: Scenario
@@ -118,16 +119,17 @@ class Grid:
             trace=None if choice.trace is None else _durations(choice.trace),
             hardware=hardware,
         )
-        for name in scenario.workload.assumptions:
-            if name not in ASSUMPTIONS:
-                raise CaseError("workload.assumptions: " + unknown_name("assumption", name, ASSUMPTIONS))
+        if grid.case is not None:
+            check_assumptions(grid.case, scenario)
         for key, values in grid.axes.items():
             for value in values:
-                with_value(scenario, key, value)
+                changed = with_value(scenario, key, value)
+                if grid.case is not None and key.startswith("workload."):
+                    check_assumptions(grid.case, changed)
         checked: dict[tuple[str, int], int | str] = {}
         for variant in grid.variants:
             loop = loop_of(grid, variant)
-            key_of = (variant.schedule, checked_micro_batches(loop))
+            key_of = (variant.schedule, num_micro_batches_to_check(loop))
             if key_of not in checked:
                 checked[key_of] = _staleness(with_micro_batches(loop, key_of[1]))
         return replace(grid, staleness=checked)
@@ -229,7 +231,7 @@ class Grid:
         Raises:
             ScheduleError: if the schedule must not run at all.
         """
-        found = self.staleness[variant.schedule, checked_micro_batches(loop_of(self, variant))]
+        found = self.staleness[variant.schedule, num_micro_batches_to_check(loop_of(self, variant))]
         if isinstance(found, str):
             raise ScheduleError(found)
         return found
@@ -294,19 +296,6 @@ def _type_of(struct: type, name: str) -> Any:
 def loop_of(grid: Grid, variant: Variant) -> Loop:
     """The loop of a variant."""
     return with_micro_batches(grid.loops[variant.schedule], variant.micro_batches)
-
-
-def checked_micro_batches(loop: Loop) -> int:
-    """The smallest number of micro-batches that the checks cannot tell from the loop's own; see `nestpipe.checks`."""
-    offsets = [0]
-    for op in loop.ops:
-        named: tuple[Op | OpRef | Access, ...] = (op, *op.after, *op.reads, *op.writes)
-        offsets += [item.micro_batch for item in named if isinstance(item.micro_batch, int)]
-    slots = [buffer.slots for buffer in loop.buffers if buffer.data in MICRO_DATA] or [1]
-    enough, period = 2 * (max(offsets) - min(offsets)) + max(slots) + 1, math.lcm(*slots)
-    if loop.micro_batches <= enough:
-        return loop.micro_batches
-    return enough + (loop.micro_batches - enough) % period
 
 
 def _filled(scenario: Scenario, hardware: Mapping[str, Hardware]) -> Scenario:

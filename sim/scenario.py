@@ -7,7 +7,7 @@ One file serves `scale`, `sweep` and `plan`; each reads what it needs. A key wit
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -31,6 +31,10 @@ from sim.scenario_parts import (
 )
 
 __all__ = ["Scenario", "load_scenario"]
+
+
+_SEEDS_MAX: Final = 100_000
+_STEPS_MAX: Final = 100_000
 
 
 class Scenario(Config, frozen=True, kw_only=True):
@@ -82,8 +86,9 @@ class Scenario(Config, frozen=True, kw_only=True):
         if self.batch_per_worker is not None and self.global_batch is not None:
             raise ValueError("batch_per_worker and global_batch contradict each other; give one")
         within("base_world_size", self.base_world_size, 1)
-        within("seeds", self.seeds, 1)
-        within("steps", self.steps, 1)
+        within("seeds", self.seeds, 1, _SEEDS_MAX)
+        within("seed", self.seed, 0)
+        within("steps", self.steps, 1, _STEPS_MAX)
         within("efficiency_threshold", self.efficiency_threshold, POSITIVE)
         _priced(self)
         _reachable(self)
@@ -113,6 +118,12 @@ def _priced(scenario: Scenario) -> None:
         asked.append(f"objective {scenario.objective.metric}")
     if not asked:
         return
+    free = [name for name, cluster in scenario.clusters.items() if cluster.accelerator_hour == 0]
+    if free and asked[-1].startswith("objective"):
+        raise ValueError(
+            f"clusters.{free[0]}.accelerator_hour is 0, so {asked[-1]} is 0 whatever is chosen; give a price or "
+            "another objective"
+        )
     unpriced = [
         name
         for name, cluster in scenario.clusters.items()

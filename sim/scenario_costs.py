@@ -18,17 +18,19 @@ from nestpipe.ir import COLLECTIVES, COMPUTE, Loop, OpKind
 from nestpipe.units import NS_PER_US
 from sim.bound import Bound
 from sim.costs import Jitter
+from sim.folding import World
 from sim.grid import Grid
 from sim.hardware import HardwareCosts
 from sim.reproduce import varied
 from sim.run import provenance
 from sim.scenario import Scenario
+from sim.scenario_assumptions import assumed_values
 from sim.scenario_hardware import blocks_of, case_demands, changed, hardware_costs, hardware_times, model_demands
 from sim.scenario_parts import Factors
 from sim.trace_costs import costs_from_trace
 from traces.case import Case, Growth, Workload, batch_times
 
-__all__ = ["STATUSES", "OpTimes", "Place", "assumed_values", "drawn_assumptions", "op_times", "rests_on"]
+__all__ = ["STATUSES", "OpTimes", "Place", "drawn_assumptions", "op_times", "rests_on"]
 
 #: Where the numbers of a scenario's results come from; the shares of a result sum to 1.
 STATUSES = ("measured", "fitted", "interpolated", "extrapolated", "assumed")
@@ -151,14 +153,6 @@ def _on_hardware(
     )
 
 
-def assumed_values(case: Case, scenario: Scenario) -> dict[str, float]:
-    """The case's assumptions with those that the scenario replaces; shares of the lookup path still sum to 1."""
-    values = case.values()
-    for name, value in scenario.workload.assumptions.items():
-        values = varied(values, name, value)
-    return values
-
-
 def drawn_assumptions(case: Case, values: Mapping[str, float], uniforms: Mapping[str, float]) -> dict[str, float]:
     """Assumptions drawn from triangular distributions between low and high with the mode at the value.
 
@@ -264,7 +258,7 @@ def _touched(scenario: Scenario, factors: Factors, ratio: float, loop: Loop) -> 
     return frozenset(kinds())
 
 
-def rests_on(case: Case | None, bound: Bound, world_size: int, times: OpTimes) -> dict[str, float]:
+def rests_on(case: Case | None, loop: Loop, bound: Bound, world: World, times: OpTimes) -> dict[str, float]:
     """The share of the critical cycle by where its numbers come from; see `STATUSES`.
 
     Whatever a factor, an overhead or another batch has touched is assumed.
@@ -277,7 +271,8 @@ def rests_on(case: Case | None, bound: Bound, world_size: int, times: OpTimes) -
         for step in kept:
             shares[times.origin.get(step.kind, "assumed")] += step.ns / total if total else 0.0
     elif share and case is not None:
-        for status, part in provenance(case, replace(bound, cycle=kept), world_size).items():
+        kept_bound = replace(bound, cycle=kept)
+        for status, part in provenance(case, loop, kept_bound, world.world_size, world.domain_size).items():
             shares[status] += part * share
     shares["assumed"] += 1.0 - share
     return shares

@@ -44,14 +44,16 @@ METRICS: Final[Mapping[str, bool]] = {
 }
 Bytes: TypeAlias = int | str
 POSITIVE: Final = math.ulp(0.0)
+_VALUES_MAX: Final = 100_000
+_POINTS_MAX: Final = 10_000_000
 
 
 def within(name: str, value: float | None, low: float = 0.0, high: float = math.inf) -> None:
     """Raises a ValueError if a value is given and not finite or not between `low` and `high`."""
     if value is not None and not (low <= value <= high and math.isfinite(value)):
-        expected = (
-            "positive" if low == POSITIVE else f"at least {low:g}" if high == math.inf else f"in {low:g} .. {high:g}"
-        )
+        expected = "positive" if low == POSITIVE else "finite" if low == -math.inf else f"at least {low:g}"
+        if high != math.inf:
+            expected = f"positive and at most {high:g}" if low == POSITIVE else f"in {low:g} .. {high:g}"
         raise ValueError(f"{name} must be {expected}, got {value:g}")
 
 
@@ -235,11 +237,11 @@ class Failures(Config, frozen=True, kw_only=True):
     source: str = ""
 
     def __post_init__(self) -> None:
-        within("accelerator_mtbf_hours", self.accelerator_mtbf_hours, POSITIVE)
+        within("accelerator_mtbf_hours", self.accelerator_mtbf_hours, POSITIVE, 1e15)
         within("restart_s", self.restart_s)
         within("checkpoint_s", self.checkpoint_s)
         within("checkpoint_interval_s", self.checkpoint_interval_s, POSITIVE)
-        within("horizon_hours", self.horizon_hours, POSITIVE)
+        within("horizon_hours", self.horizon_hours, POSITIVE, 1e15)
 
 
 class Range(Config, frozen=True, kw_only=True):
@@ -251,7 +253,9 @@ class Range(Config, frozen=True, kw_only=True):
     scale: Literal["linear", "log"] = "linear"
 
     def __post_init__(self) -> None:
-        within("num", self.num, 2)
+        within("num", self.num, 2, _VALUES_MAX)
+        for name, end in (("from", self.start), ("to", self.to)):
+            within(name, end, -math.inf)
         if self.scale == "log" and not (self.start > 0 and self.to > 0):
             raise ValueError(f"a log range needs positive ends, got {self.start:g} .. {self.to:g}")
 
@@ -277,7 +281,8 @@ class Sweep(Config, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.search != "grid" and self.points is None:
             raise ValueError(f"search: {self.search} needs 'points', how many combinations to try")
-        within("points", self.points, 1)
+        within("points", self.points, 1, _POINTS_MAX)
+        within("seed", self.seed, 0)
         within("keep", self.keep, 0.01, 0.9)
         for key, values in self.axes.items():
             if not isinstance(values, Range) and len(set(values)) != len(values):

@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from nestpipe.errors import CaseError
 from sim.constraints import better, violations
 from sim.evaluate import Evaluator
 from sim.grid import Grid, with_value
 from sim.scenario import Scenario
-from sim.scenario_costs import assumed_values
+from sim.scenario_assumptions import assumed_values
 
 __all__ = ["Move", "choose", "moves"]
 
@@ -37,7 +38,11 @@ class Move:
     @property
     def span(self) -> float:
         """The larger change of the objective, as a fraction of it."""
-        return max(abs(end / self.objective - 1) for end in (self.objective_low, self.objective_high))
+        return max(abs(self.change(end)) for end in (self.objective_low, self.objective_high))
+
+    def change(self, end: float) -> float:
+        """The objective at one end relative to that of the recommendation; an objective of 0 has no such change."""
+        return end / self.objective - 1 if self.objective else 0.0
 
 
 def choose(rows: Sequence[Mapping[str, Any]], scenario: Scenario) -> Mapping[str, Any] | None:
@@ -67,7 +72,10 @@ def moves(grid: Grid, best: Mapping[str, Any], runner_up: Mapping[str, Any] | No
     now, _ = at(grid)
     found = []
     for name, low, high, changed in _inputs(grid):
-        (at_low, stays_low), (at_high, stays_high) = at(changed(low)), at(changed(high))
+        try:
+            (at_low, stays_low), (at_high, stays_high) = at(changed(low)), at(changed(high))
+        except CaseError:  # an end of the range that no scenario may have
+            continue
         if now is None or at_low is None or at_high is None:
             continue
         found.append(

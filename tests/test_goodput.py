@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -11,7 +13,8 @@ from sim.scenario_parts import Failures
 
 
 def _failures(**changes: float) -> Failures:
-    return Failures(**{"accelerator_mtbf_hours": 50_000, "restart_s": 600, "checkpoint_s": 60, **changes})
+    values: dict[str, Any] = {"accelerator_mtbf_hours": 50_000, "restart_s": 600, "checkpoint_s": 60, **changes}
+    return Failures(**values)
 
 
 @pytest.mark.parametrize(("checkpoint_s", "mtbf_s"), [(1, 1e6), (60, 36_000), (600, 7_200), (5_000, 4_000)])
@@ -65,3 +68,26 @@ def test_free_checkpoints_have_no_best_interval() -> None:
 
 def test_a_job_that_fails_faster_than_it_restarts_gets_nothing_done() -> None:
     assert goodput(_failures(accelerator_mtbf_hours=1, restart_s=1e6), 100_000).expected == 0
+
+
+def test_the_spread_over_many_failures_is_the_simulated_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    failures = _failures(horizon_hours=7_300)  # 1,800 failures: simulated whole, or by a fifth of it
+    whole = goodput(failures, 12_000, seeds=300, seed=1)
+    monkeypatch.setattr("sim.goodput._FAILURES_MAX", 350)
+    short = goodput(failures, 12_000, seeds=300, seed=1)
+    assert whole.expected == short.expected
+    assert short.high - short.low == pytest.approx(whole.high - whole.low, rel=0.2)
+
+
+@pytest.mark.parametrize(("mtbf_hours", "horizon_hours"), [(1e-300, 730.0), (5_000.0, 1e12), (1e15, 1e15)])
+def test_extreme_failures_take_no_longer_than_usual_ones(mtbf_hours: float, horizon_hours: float) -> None:
+    found = goodput(_failures(accelerator_mtbf_hours=mtbf_hours, horizon_hours=horizon_hours), 1536, seeds=20)
+    assert 0 <= found.low <= found.high <= 1
+    assert found.low <= found.expected + 1e-3
+    assert found.expected == (0 if mtbf_hours < 1 else pytest.approx(1, abs=0.35))
+
+
+def test_the_best_interval_is_steady_where_nothing_fails() -> None:
+    for ratio in (0.01, 0.5, 0.99, 1.01, 2.0, 100.0):
+        mtbf_s = 60 / (1e-10 * ratio)
+        assert optimal_interval_s(60, mtbf_s) == pytest.approx(young_interval_s(60, mtbf_s), rel=1e-4)

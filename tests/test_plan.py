@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import numpy as np
 import pandas as pd
@@ -16,7 +18,8 @@ from sim.grid import Grid
 from sim.infeasible import InfeasibleError
 from sim.pareto import pareto
 from sim.plan import plan
-from sim.scenario_parts import METRICS, Constraints, Objective
+from sim.scenario_parts import METRICS, Constraints, Failures, Objective
+from sim.sensitivity import Move
 from sim.sweep import sweep
 from tests.scenarios import PLAIN, PRICED, grid, scenario
 
@@ -168,3 +171,15 @@ def test_a_plan_needs_an_objective() -> None:
     plain = Grid.of(scenario(PLAIN))
     with pytest.raises(CaseError, match="plan needs an objective"):
         plan(plain, sweep(plain))
+
+
+def test_an_objective_that_is_0_moves_by_nothing() -> None:
+    move = Move(input="x", low=1, high=2, objective_low=0.0, objective=0.0, objective_high=3.0, changes_choice=False)
+    assert move.span == 0
+    assert replace(move, objective=2.0).span == 1
+
+
+def test_a_job_that_never_trains_is_infeasible_with_the_reason() -> None:
+    found = grid(PRICED, failures=Failures(accelerator_mtbf_hours=1e-9, restart_s=900, checkpoint_s=60))
+    with pytest.raises(InfeasibleError, match=r"no configuration can be: failures: .* nothing is ever trained"):
+        plan(found, sweep(found))

@@ -10,6 +10,7 @@ from nestpipe.errors import CaseError, NestPipeError
 from sim.evaluate import Evaluator
 from sim.grid import Grid, sweepable, with_value
 from sim.scenario import load_scenario
+from sim.scenario_assumptions import assumed_values
 from sim.scenario_parts import Factors, Range
 from tests.scenarios import PLAIN, PRICED, RANDOM, grid, scenario, write
 
@@ -54,6 +55,32 @@ def _error(tmp_path: Path, text: str) -> str:
          "a log range needs positive ends"),
         (("scenario: plain", "scenario: plain\ncontention: true"), "contention needs clusters, each with a topology"),
         (("{case: nestpipe_paper}", "{case: nestpipe_paper, assumptions: {sync: 2}}"), "unknown assumption 'sync'"),
+        (("{case: nestpipe_paper}", "{case: nestpipe_paper, assumptions: {dedup_ms: .nan}}"),
+         "workload.assumptions.dedup_ms must be a number between 0 and 1e+09, got nan"),
+        (("{case: nestpipe_paper}", "{case: nestpipe_paper, assumptions: {forward_share: 2}}"),
+         "workload.assumptions.forward_share must be a number between 0 and 1, got 2"),
+        (("{case: nestpipe_paper}", "{case: nestpipe_paper, assumptions: {micro_batches: 2.5}}"),
+         "must be a whole number, got 2.5"),
+        (("{case: nestpipe_paper}", "{case: nestpipe_paper, assumptions: {dedup_ms: 5000}}"),
+         "dedup_ms 5000 is longer than the shortest lookup"),
+        (("{case: nestpipe_paper}", "{case: nestpipe_paper, assumptions: {forward_share: 0.9, update_share: 0.2}}"),
+         "forward_share + update_share must not exceed 1, got 1.1"),
+        (("{case: nestpipe_paper}", "{case: nestpipe_paper, assumptions: {read_share: 0.7, keys_share: 0.6}}"),
+         "must sum to 1, got 1.3 for read_share, keys_share"),
+        (("scenario: plain", "scenario: plain\nsweep: {axes: {workload.assumptions.forward_share: [0.3, 1.5]}}"),
+         "forward_share must be a number between 0 and 1, got 1.5"),
+        (("scenario: plain", "scenario: plain\nseed: -1"), "seed must be at least 0, got -1"),
+        (("scenario: plain", "scenario: plain\nseeds: 1000000000"), "seeds must be in 1 .. 100000, got 1e+09"),
+        (("scenario: plain", "scenario: plain\nsweep: {seed: -1}"), "sweep: seed must be at least 0, got -1"),
+        (("scenario: plain", "scenario: plain\nsweep: {axes: {factors.skew: {from: 1, to: 2, num: 1000000000}}}"),
+         "num must be in 2 .. 100000, got 1e+09"),
+        (("scenario: plain", "scenario: plain\nsweep: {axes: {factors.skew: {from: 1, to: .inf, num: 3}}}"),
+         "to must be finite, got inf"),
+        (("scenario: plain", "scenario: plain\nsweep: {search: random, points: 1000000000000}"),
+         "points must be in 1 .. 1e+07, got 1e+12"),
+        (("scenario: plain", "scenario: plain\nclusters: {a: {accelerator_hour: 0}}\n"
+          "objective: {minimise: cost_per_hour}"), "clusters.a.accelerator_hour is 0, so objective cost_per_hour is 0"),
+        ((PLAIN, "# nothing"), "the file is empty; it needs at least scenario, workload, schedules, world_sizes"),
     ],
 )  # fmt: skip
 def test_a_file_that_cannot_be_is_refused_with_the_reason(
@@ -61,6 +88,42 @@ def test_a_file_that_cannot_be_is_refused_with_the_reason(
 ) -> None:
     assert change[0] in PLAIN
     assert message in _error(tmp_path, PLAIN.replace(*change))
+
+
+def test_given_stages_of_the_lookup_path_are_kept_and_the_others_share_the_rest() -> None:
+    text = PLAIN.replace("nestpipe_paper", "nestpipe_paper, assumptions: {read_share: 0.5, keys_share: 0.3}")
+    found = grid(text)
+    assert found.case is not None
+    values = assumed_values(found.case, found.scenario)
+    assert (values["read_share"], values["keys_share"]) == (0.5, 0.3)
+    stages = ("read_share", "copy_h2d_share", "keys_share", "lookup_share", "write_back_share")
+    assert sum(values[name] for name in stages) == pytest.approx(1)
+    own = found.case.values()
+    assert values["lookup_share"] / values["copy_h2d_share"] == pytest.approx(
+        own["lookup_share"] / own["copy_h2d_share"]
+    )
+
+
+def test_a_combination_of_swept_shares_that_cannot_be_is_a_row_that_says_why() -> None:
+    axes = "{workload.assumptions.forward_share: [0.3, 0.9], workload.assumptions.update_share: [0.0, 0.2]}"
+    found = grid(f"{PLAIN}sweep: {{axes: {axes}}}")
+    rows = [Evaluator(grid=found).row(found[i]) for i in range(4)]
+    assert [row["status"] for row in rows] == ["ok", "ok", "ok", "invalid"]
+    assert "must not exceed 1, got 1.1" in rows[3]["reason"]
+
+
+def test_a_job_that_never_trains_and_a_step_of_no_time_are_rows_that_say_why() -> None:
+    failing = PRICED.replace("50000", "1.0e-9")
+    row = Evaluator(grid=grid(failing)).row(grid(failing)[0])
+    assert (row["status"], row["cost_per_million_samples"]) == ("invalid", None)
+    assert "so nothing is ever trained" in row["reason"]
+    free = "factors: {compute_time: 0, communication_time: 0, lookup_cost: 0, time: {read: 0, copy_h2d: 0, sync: 0}}"
+    found = grid(f"{PLAIN}{free}\n")
+    row = Evaluator(grid=found).row(found[0])
+    assert (row["status"], row["reason"]) == (
+        "invalid",
+        "a step takes no time: every op's time is 0; see factors and assumptions",
+    )
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

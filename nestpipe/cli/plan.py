@@ -102,8 +102,9 @@ def _text(grid: Grid, found: Plan) -> list[str]:
     lines.append(f"  busiest: {found.best['busiest']}, {100 * found.best['busiest_share']:.0f} % of the step")
     lines.append(f"  its critical cycle rests on numbers that are {rests}")
     if found.runner_up is not None:
-        worse = abs(float(found.runner_up[found.metric]) / float(found.best[found.metric]) - 1)
-        lines.append(f"Runner-up: {_words(grid, found.runner_up)}; {100 * worse:.1f} % worse in {found.metric}")
+        best, other = float(found.best[found.metric]), float(found.runner_up[found.metric])
+        worse = f"{100 * abs(other / best - 1):.1f} % worse in" if best else f"{other:.4g} against 0 in"
+        lines.append(f"Runner-up: {_words(grid, found.runner_up)}; {worse} {found.metric}")
     counts = f"{found.feasible:,} feasible of {found.evaluated:,} evaluated"
     for title, frame in (
         (f"Best by {found.metric}, {counts}:", found.ranked),
@@ -197,8 +198,8 @@ def _sensitivity(found: Plan) -> list[str]:
         {
             "input": move.input,
             "range": f"{move.low:.4g} .. {move.high:.4g}",
-            "low": move.objective_low / move.objective - 1,
-            "high": move.objective_high / move.objective - 1,
+            "low": move.change(move.objective_low),
+            "high": move.change(move.objective_high),
             "choice": "changes" if move.changes_choice else "stays",
         }
         for move in found.moves
