@@ -114,7 +114,7 @@ def predict(
         again = _simulate(program, drawn, op_sizes, machine, busy, spread=spread, seed=seed * 1000 + draw)
         steps.append(measure(again).step_latency_ms)
     step_ms = metrics.step_latency_ms
-    repeats = table.meta.get("repeatability_cv", {}).get(config.variant.split()[0], 0.0)
+    repeats = _repeatability(table, config)
     drawn_ms = float(np.std(steps, ddof=1)) if len(steps) > 1 else 0.0
     half_ms = _NINE_OF_TEN * float(np.hypot(drawn_ms, repeats * step_ms))
     return Prediction(
@@ -126,6 +126,13 @@ def predict(
         extrapolated=_extrapolated(fits, op_sizes),
         draws=draws,
     )
+
+
+def _repeatability(table: CostTable, config: RunConfig) -> float:
+    found = table.meta.get("repeatability_cv", {})
+    if not isinstance(found, Mapping):
+        raise TraceError(f"cost table: meta.repeatability_cv must be a mapping by who computes, got {found!r}")
+    return float(found.get(config.variant.split()[0], 0.0))
 
 
 def _fits(table: CostTable, variant: str, kinds: Sequence[OpKind]) -> dict[OpKind, CostFit]:
