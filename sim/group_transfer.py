@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from nestpipe.ir import OpKind, Resource
+from nestpipe.ir import Loop, OpKind, Resource
+from nestpipe.units import NS_PER_S
 from sim.net_classes import PairTraffic, Transfer, transfer
+from topologies.cluster import Cluster
 from topologies.fabric import Fabric
 
-__all__ = ["group_ranks", "group_transfer"]
+__all__ = ["group_ranks", "group_transfer", "network_costs"]
 
 _REDUCTIONS = (OpKind.ALL_REDUCE, OpKind.ALL_REDUCE_TABLES)
 
@@ -43,3 +46,18 @@ def group_transfer(
         return Transfer(time_s=0.0, loads=(), num_classes=1, quantised=False)
     times = 2 if kind in _REDUCTIONS else len(ranks) if kind is OpKind.ALL_GATHER else 1
     return transfer(fabric, PairTraffic.even(ranks, times * sent_bytes / len(ranks)))
+
+
+def network_costs(cluster: Cluster, loop: Loop, domain_size: int | None) -> Callable[[OpKind, float, int], float]:
+    """Nanoseconds of a collective of `loop` on `cluster`, by kind, bytes per rank and number of ranks.
+
+    To scale recorded transfers to another number of ranks (`sim.trace_costs`).
+    """
+    resources = {op.kind: stream.resource for stream in loop.streams for op in stream.ops}
+
+    def cost_ns(kind: OpKind, sent_bytes: float, world_size: int) -> float:
+        domain = None if domain_size is None else min(domain_size, world_size)
+        found = group_transfer(Fabric(cluster, world_size), kind, resources[kind], domain, sent_bytes)
+        return found.time_s * NS_PER_S
+
+    return cost_ns

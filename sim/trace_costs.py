@@ -237,5 +237,8 @@ def _world_factor(
     size = float(_exchanges(rows)["bytes"].fillna(0).mean()) * batch_scale
     if not size:
         return 1.0, f"{kind}: transfer as recorded with {recorded} ranks (the trace does not say how many bytes)"
-    factor = collective_ns(kind, size, target) / collective_ns(kind, size, recorded)
+    before = collective_ns(kind, size, recorded)
+    if not before:
+        return 1.0, f"{kind}: transfer as recorded (the network model says that {recorded} ranks exchange nothing)"
+    factor = collective_ns(kind, size, target) / before
     return factor, f"{kind}: transfer x {factor:.3g}, the network model's ratio of {target} to {recorded} ranks"

@@ -14,8 +14,10 @@ from nestpipe.metrics import measure
 from nestpipe.schedules import load
 from sim.engine import simulate
 from sim.folding import World
+from sim.group_transfer import network_costs
 from sim.replay import Scales, replay
 from sim.trace_costs import Mode, costs_from_trace
+from topologies.cluster import load_cluster
 from traces.importing import import_traces
 
 US = 1_000
@@ -191,6 +193,18 @@ def test_another_world_size_needs_a_network_or_says_that_it_had_none() -> None:
     scaled = costs_from_trace(frame, loop, world_size=64, collective_ns=lambda _, size, ranks: size * ranks)
     assert scaled.batch_ns[OpKind.ALL_TO_ALL_ROWS][0] == 8_000
     assert scaled.origin[OpKind.ALL_TO_ALL_ROWS] == "extrapolated"
+
+
+def test_a_described_network_scales_recorded_transfers() -> None:
+    frame = _steps([1_000, 1_000], OpKind.ALL_TO_ALL_ROWS, sizes=[10**9, 10**9]).assign(group_size=8)
+    loop = load("sync")
+    network = network_costs(load_cluster("dgx_h100"), loop, None)
+    scaled = costs_from_trace(frame, loop, world_size=512, collective_ns=network)
+    # eight ranks share NVLink, 512 go over a rail of 400 Gbit/s a rank: 450 against 50 GB/s
+    assert scaled.batch_ns[OpKind.ALL_TO_ALL_ROWS][0] == pytest.approx(
+        1_000 * (511 / 512) / (7 / 8) * 450 / 50, rel=0.05
+    )
+    assert any("network model's ratio of 512 to 8 ranks" in each for each in scaled.assumptions)
 
 
 def test_a_trace_without_any_of_the_ops_is_refused() -> None:

@@ -28,7 +28,10 @@ def replay(
     mode: Annotated[str, typer.Option(help="With --schedule: mean, step, distribution or fitted.")] = "mean",
     batch_scale: Annotated[float, typer.Option(help="With --schedule: batch per rank over the recorded one.")] = 1.0,
     world_size: Annotated[int | None, typer.Option(help="With --schedule: number of ranks.")] = None,
-    domain_size: Annotated[int | None, typer.Option(help="With --schedule: ranks per domain.")] = None,
+    domain_size: Annotated[int | None, typer.Option(min=1, help="With --schedule: ranks per domain.")] = None,
+    topology: Annotated[
+        str | None, typer.Option(metavar="NAME|FILE", help="With --schedule: network that scales transfers.")
+    ] = None,
     micro_batches: Annotated[int | None, typer.Option(min=1, help="With --schedule: micro-batches.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="With --schedule: batches to run.")] = 20,
     seed: Annotated[int, typer.Option(min=0, help="Seed of mode distribution.")] = 0,
@@ -43,7 +46,7 @@ def replay(
         _as_recorded(frame, paths, output, compute=compute_scale, host=host_scale, transfer=transfer_scale)
     else:
         options = {"mode": mode, "batch_scale": batch_scale, "world_size": world_size, "seed": seed}
-        _under_schedule(frame, schedule, output, options, domain_size, micro_batches, steps)
+        _under_schedule(frame, schedule, output, options, domain_size, micro_batches, steps, topology)
 
 
 def _frame(paths: list[Path]) -> pd.DataFrame:
@@ -92,6 +95,7 @@ def _under_schedule(
     domain_size: int | None,
     micro_batches: int | None,
     steps: int,
+    topology: str | None,
 ) -> None:
     from nestpipe.errors import unknown_name
     from nestpipe.ir import unroll, with_micro_batches
@@ -102,8 +106,10 @@ def _under_schedule(
     from sim.bound import max_cycle_ratio
     from sim.engine import simulate
     from sim.folding import World
+    from sim.group_transfer import network_costs
     from sim.run import require_runnable
     from sim.trace_costs import Mode, costs_from_trace
+    from topologies.cluster import load_cluster
 
     if options["mode"] not in list(Mode):
         raise TraceError(unknown_name("mode", options["mode"], list(Mode)))
@@ -113,7 +119,9 @@ def _under_schedule(
     require_runnable(loop)
     recorded = int(frame["group_size"].max()) if frame["group_size"].notna().any() else int(frame["rank"].nunique())
     world_size = options["world_size"] or max(1, recorded)
-    costs = costs_from_trace(frame, loop, **{**options, "mode": Mode(options["mode"]), "world_size": world_size})
+    network = None if topology is None else network_costs(load_cluster(topology), loop, domain_size)
+    options = {**options, "mode": Mode(options["mode"]), "world_size": world_size}
+    costs = costs_from_trace(frame, loop, **options, collective_ns=network)
     timeline = simulate(unroll(loop, steps), costs, World(world_size=world_size, domain_size=domain_size))
     metrics = measure(timeline)
     bound = max_cycle_ratio(loop, costs.op_ns)
@@ -122,7 +130,9 @@ def _under_schedule(
     for step in bound.cycle:
         name = costs.origin.get(step.kind, "assumed")
         rests[name] = rests.get(name, 0.0) + step.ns / total
-    facts = provenance(schedule=loop.name, schedule_digest=digest(show(loop)), steps=steps, **options)
+    facts = provenance(
+        schedule=loop.name, schedule_digest=digest(show(loop)), steps=steps, topology=topology, **options
+    )
     result = {
         "provenance": facts,
         "step_latency_ms": metrics.step_latency_ms,
