@@ -4,7 +4,7 @@ VENV := .venv
 TEST_VENV := .venv-test
 PIP_FLAGS := --quiet --disable-pip-version-check
 
-.PHONY: demo test check bench equality clean
+.PHONY: demo test check slow bench equality clean
 
 ## demo: install into .venv, predict the paper's cluster from its baseline, draw the plots into out/
 demo: $(VENV)/.installed
@@ -31,6 +31,10 @@ check:
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -n 2
+
+## slow: the tests that take minutes, with the tools in BIN
+slow:
+	$(BIN)/python -m pytest -m slow
 
 ## bench: every benchmark, as ratios within one run
 bench: $(VENV)/.installed

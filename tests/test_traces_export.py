@@ -345,7 +345,6 @@ def check_hta(found: dict[int, dict[str, float]], frame: pd.DataFrame, ranks: li
         assert found[rank]["comp_comm_overlap_pctg"] == pytest.approx(ours["overlap"], rel=1e-3, abs=0.006)
 
 
-@pytest.mark.slow
 def test_hta_reads_our_timeline_as_we_do(hta: Path, tmp_path: Path) -> None:
     frame = timeline(ranks=2, steps=20)
     write_kineto(frame, tmp_path)
