@@ -18,7 +18,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from itertools import islice
-from multiprocessing import get_context, parent_process
+from multiprocessing import get_context, parent_process, resource_tracker
 from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -35,6 +35,7 @@ __all__ = [
     "Finished",
     "backend",
     "evaluate_chunk",
+    "uninterrupted",
 ]
 
 DASK_TIMEOUT_S = 5
@@ -94,6 +95,28 @@ def _start(packed: bytes) -> None:
     _PACKED[:] = [packed]
 
 
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ctrl-C inside waits until the end, and processes started inside do not see it at all.
+
+    A process that starts is told what it is for through a pipe: an interrupt of either side leaves half of that.
+    """
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    resource_tracker.ensure_running()  # starting it would unblock the signal
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # what is started inherits this
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGINT, before)
+        if came:
+            signal.raise_signal(signal.SIGINT)
+
+
 def _run(chunk: Chunk) -> pa.Table:
     return evaluate_chunk(_PACKED[0], chunk)
 
@@ -108,13 +131,16 @@ def on_processes(packed: bytes, chunks: Iterator[Chunk], workers: int) -> Iterat
     running: dict[Future[pa.Table], Chunk] = {}
     try:
         for chunk in islice(chunks, _IN_FLIGHT_PER_WORKER * workers):
-            running[pool.submit(_run, chunk)] = chunk
+            with uninterrupted():
+                running[pool.submit(_run, chunk)] = chunk
         while running:
             done, _ = wait(running, return_when=FIRST_COMPLETED)
             for future in done:
                 chunk = running.pop(future)
                 table = future.result()
-                running |= {pool.submit(_run, more): more for more in islice(chunks, 1)}
+                for more in islice(chunks, 1):
+                    with uninterrupted():
+                        running[pool.submit(_run, more)] = more
                 yield chunk, table
     except BrokenProcessPool:
         raise NestPipeError(

@@ -12,10 +12,11 @@ import typer
 from click.testing import Result
 from typer.testing import CliRunner
 
+from nestpipe.cli import schedule
 from nestpipe.cli.check import check
 from nestpipe.errors import ScheduleError
 from nestpipe.ir import unroll
-from nestpipe.schedules import load
+from nestpipe.schedules import load, names
 from nestpipe.text import show
 
 APP = typer.Typer()
@@ -116,3 +117,10 @@ def test_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     assert "cannot be read as UTF-8 text" in refusal(str(path))
     path.write_text("program v1 x steps=1 micro_batches=1\n  stream a on h2d\n    step 0\n      wait 0\n")
     assert "is for loops" in refusal(str(path), "--micro-batches", "2")
+
+
+def test_the_catalogue_is_a_table_as_csv() -> None:
+    result = CliRunner().invoke(schedule.app, ["list", "--format", "csv"])
+    rows = list(csv.DictReader(result.stdout.splitlines()))
+    assert [row["name"] for row in rows] == list(names())
+    assert all(row["description"] for row in rows)

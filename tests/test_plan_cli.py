@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 from pathlib import Path
@@ -76,6 +77,8 @@ def test_a_dry_run_says_what_would_run_and_writes_nothing(tmp_path: Path) -> Non
     document = json.loads(_run("sweep", path, "--dry-run", "--format", "json"))
     assert document["configurations"] == 36
     assert document["axes"]["factors.skew"] == [1, 2, 4]
+    pairs = dict(csv.reader(io.StringIO(_run("sweep", path, "--dry-run", "--format", "csv"))))
+    assert (pairs["name"], pairs["configurations"], pairs["axes.factors.skew"]) == ("value", "36", "1; 2; 4")
     for command in ("plan", "scale"):
         assert "Would evaluate" in _run(command, write(tmp_path, SMALL), "--dry-run")
 

@@ -17,6 +17,7 @@ from pandas.testing import assert_frame_equal
 from nestpipe.errors import CaseError, NestPipeError
 from sim.break_even import break_even, edges
 from sim.sweep import digest, estimate, read_results, sweep, sweep_to
+from sim.sweep_backends import uninterrupted
 from tests.scenarios import PLAIN, PRICED, RANDOM, grid, write
 
 SWEPT = (
@@ -106,6 +107,22 @@ def test_a_killed_sweep_loses_only_what_was_running(tmp_path: Path) -> None:
         assert kept[0] > sum(rows for _, rows in finished.values())
     assert results["index"].tolist() == list(range(len(found)))
     assert not list(out.glob("parts/*"))
+
+
+def test_an_interrupt_waits_while_a_process_starts_and_the_process_never_sees_it() -> None:
+    deaf = "import signal; print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))"
+    seen = []
+
+    def start() -> None:
+        with uninterrupted():
+            os.kill(os.getpid(), signal.SIGINT)
+            seen.append(subprocess.check_output([sys.executable, "-c", deaf], text=True).strip())
+
+    with pytest.raises(KeyboardInterrupt):
+        start()
+    assert seen == ["True"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
 def test_another_scenario_is_not_mixed_into_a_sweep(tmp_path: Path) -> None:

@@ -290,6 +290,8 @@ def test_cluster_command_writes_the_assignment(log: str, tmp_path: Path) -> None
         (["--batch", "0"], "--batch must be at least 1, got 0"),
         (["--world-size", "-3"], "--world-size must be at least 1, got -3"),
         (["--batch", "4", "--micro-batches", "8"], r"--micro-batches must be at most --batch \(4\), got 8"),
+        (["--world-size", "100000000"], "--world-size must be at most 10,000,000, got 100,000,000"),
+        (["--batch", "32", "--world-size", "5000000", "--resample"], "320,000,000 samples .* draw at most 33,333,333"),
         (["--column", "itme"], "did you mean 'item'"),
         (["--order-by", "when"], "unknown column 'when'"),
         (["--sequence", "5"], "--sequence needs two columns"),
@@ -299,3 +301,8 @@ def test_bad_usage_is_one_clear_error(log: str, arguments: list[str], message: s
     _, _, error = run("keys", log, *arguments)
     assert isinstance(error, TraceError)
     assert re.search(message, str(error))
+
+
+@pytest.mark.parametrize("command", ["keys", "cluster"])
+def test_a_negative_seed_is_bad_usage(log: str, command: str) -> None:
+    assert run(command, log, "--seed", "-1")[0] == 2

@@ -8,6 +8,7 @@ ranks. Ratios are means over batches, as `traces.key_sets` defines them.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,8 @@ __all__ = [
     "split_matrix",
     "stream_statistics",
 ]
+
+_RESAMPLED_LOOKUPS_MAX: Final = 100_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +102,19 @@ def largest_world_size(stream: KeyStream, batch: int, num_batches: int = 2) -> i
 
 
 def resample(stream: KeyStream, num_samples: int, rng: np.random.Generator) -> KeyStream:
-    """`num_samples` samples drawn with replacement: no key that the stream lacks, so unique counts are low bounds."""
+    """`num_samples` samples drawn with replacement: no key that the stream lacks, so unique counts are low bounds.
+
+    Raises:
+        TraceError: if they would hold more than 100 million lookups, for which statistics need some 8 GB.
+    """
+    lookups = num_samples * max(1.0, stream.num_lookups / max(1, stream.num_samples))
+    if lookups > _RESAMPLED_LOOKUPS_MAX:
+        fits = int(num_samples * _RESAMPLED_LOOKUPS_MAX / lookups)
+        raise TraceError(
+            f"{stream.source}: {num_samples:,} samples drawn with replacement hold {lookups:,.0f} lookups, more than "
+            f"the {_RESAMPLED_LOOKUPS_MAX:,} that are kept in memory; draw at most {fits:,} samples (a smaller "
+            "batch or world size), or extrapolate"
+        )
     drawn = stream.take(rng.integers(0, stream.num_samples, num_samples))
     return replace(drawn, source=f"{stream.source} (resampled with replacement to {num_samples} samples)")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -108,7 +110,7 @@ def dry_run(grid: Grid, output: Format, *, workers: int, dask: str | None, where
             "estimated_seconds": seconds,
             "out": None if where is None else str(where),
         }
-        typer.echo(json.dumps(result, indent=1))
+        typer.echo(json.dumps(result, indent=1) if output is Format.JSON else _pairs(result), nl=output is Format.JSON)
         return
     lines = [heading(facts), "", f"Would evaluate {found.num_points:,} of {found.grid_size:,} configurations:"]
     for name, values in axes.items():
@@ -128,6 +130,25 @@ def dry_run(grid: Grid, output: Format, *, workers: int, dask: str | None, where
     lines.append(f"Takes about {_duration(seconds)} on {on if not dask else f'each worker of {dask}'}")
     lines.append("Writes nothing" if where is None else f"Would write to {where}")
     typer.echo("\n".join(lines))
+
+
+def _pairs(result: Mapping[str, Any]) -> str:
+    """A result as CSV: a line per number with its dotted path; several values of one axis apart by semicolons."""
+    table = io.StringIO()
+    writer = csv.writer(table, lineterminator="\n")
+    writer.writerow(["name", "value"])
+    for name, value in result.items():
+        if isinstance(value, Mapping):
+            writer.writerows([f"{name}.{key}", _words(each)] for key, each in value.items())
+        elif isinstance(value, list):
+            writer.writerows([f"{name}.{i}.{key}", each] for i, row in enumerate(value) for key, each in row.items())
+        else:
+            writer.writerow([name, value])
+    return table.getvalue()
+
+
+def _words(value: object) -> object:
+    return "; ".join(map(str, value)) if isinstance(value, list) else value
 
 
 def _variant(variant: Any) -> str:

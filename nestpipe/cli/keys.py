@@ -24,12 +24,13 @@ __all__ = ["cluster", "keys"]
 _MATRIX_UP_TO = 16
 _COLUMNS_SHOWN = 40
 _CLUSTER_BATCHES = 64
+_LARGEST = 10_000_000
 
 Files = Annotated[list[str], typer.Argument(metavar="FILE...", help="Key files, one after the other; plain or gzip.")]
 Column = Annotated[list[str] | None, typer.Option(help="Column (or slot) that holds keys; repeatable.")]
 OrderBy = Annotated[str | None, typer.Option(metavar="COLUMN", help="Sort samples by this column; file order without.")]
 Batch = Annotated[int, typer.Option(help="Samples a rank takes per step.")]
-Seed = Annotated[int, typer.Option(help="Seed of whatever is random.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of whatever is random.")]
 Sequence = Annotated[
     int | None,
     typer.Option(metavar="ITEMS", help="Group rows into user histories of this length: first column the user."),
@@ -120,6 +121,8 @@ def _check_sizes(batch: int, world_size: int, micro_batches: int) -> None:
     for name, value in (("--batch", batch), ("--world-size", world_size), ("--micro-batches", micro_batches)):
         if value < 1:
             raise TraceError(f"{name} must be at least 1, got {value}")
+        if value > _LARGEST:
+            raise TraceError(f"{name} must be at most {_LARGEST:,}, got {value:,}")
     if micro_batches > batch:
         raise TraceError(f"--micro-batches must be at most --batch ({batch}), got {micro_batches}")
 

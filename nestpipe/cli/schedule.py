@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from dataclasses import replace
 from typing import Annotated
@@ -26,6 +28,13 @@ def list_(output: Annotated[Format, typer.Option("--format")] = Format.TEXT) -> 
     rows = [{"name": name, "description": load(name).doc.replace("\n", " ")} for name in names()]
     if output is Format.JSON:
         typer.echo(json.dumps({"schedules": rows}, indent=1))
+        return
+    if output is Format.CSV:
+        table = io.StringIO()
+        writer = csv.DictWriter(table, ("name", "description"), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        typer.echo(table.getvalue(), nl=False)
         return
     for row in rows:
         typer.echo(
