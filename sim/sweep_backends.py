@@ -80,7 +80,9 @@ def on_this_process(packed: bytes, chunks: Iterator[Chunk]) -> Iterator[Finished
         yield chunk, evaluate_chunk(packed, chunk)
 
 
+#: What a worker process evaluates, and a pipe whose other end is closed once nobody waits for that any more.
 _PACKED: list[bytes] = []
+_GIVEN_UP: list[Any] = []
 
 
 def _leave_with(parent: Any) -> None:
@@ -89,10 +91,11 @@ def _leave_with(parent: Any) -> None:
     os._exit(1)
 
 
-def _start(packed: bytes) -> None:
+def _start(packed: bytes, given_up: Any) -> None:
     threading.Thread(target=_leave_with, args=(parent_process(),), daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     _PACKED[:] = [packed]
+    _GIVEN_UP[:] = [given_up]
 
 
 @contextmanager
@@ -118,6 +121,8 @@ def uninterrupted() -> Iterator[None]:
 
 
 def _run(chunk: Chunk) -> pa.Table:
+    if _GIVEN_UP[0].poll():  # chunks already handed to this process cannot be taken back
+        return pa.table({})
     return evaluate_chunk(_PACKED[0], chunk)
 
 
@@ -127,7 +132,9 @@ def on_processes(packed: bytes, chunks: Iterator[Chunk], workers: int) -> Iterat
     Raises:
         NestPipeError: if one of them dies.
     """
-    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_start, initargs=(packed,))
+    context = get_context("spawn")
+    given_up, wanted = context.Pipe(duplex=False)
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start, initargs=(packed, given_up))
     running: dict[Future[pa.Table], Chunk] = {}
     try:
         for chunk in islice(chunks, _IN_FLIGHT_PER_WORKER * workers):
@@ -148,6 +155,8 @@ def on_processes(packed: bytes, chunks: Iterator[Chunk], workers: int) -> Iterat
             "--out, with fewer --workers if memory is short"
         ) from None
     finally:
+        wanted.close()
+        given_up.close()
         pool.shutdown(wait=False, cancel_futures=True)
 
 

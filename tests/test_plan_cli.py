@@ -121,6 +121,7 @@ def test_scale_prints_curves_with_intervals_and_where_they_fall(tmp_path: Path) 
         (["scale"], MAPPED, "drop sweep.axes"),
         (["sweep"], "scenario: x\nworld_sizes: 3\n", "world_sizes"),
         (["sweep"], "scenario: [\n", "not valid YAML"),
+        (["sweep"], PLAIN.replace("nestpipe_paper", "nestpipe_papr"), "scenario.yaml: unknown case 'nestpipe_papr'"),
     ],
 )
 def test_bad_input_is_refused_with_nothing_written(tmp_path: Path, words: list[str], text: str, message: str) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import time
+from multiprocessing import get_context
 from pathlib import Path
 
 import pandas as pd
@@ -17,7 +19,7 @@ from pandas.testing import assert_frame_equal
 from nestpipe.errors import CaseError, NestPipeError
 from sim.break_even import break_even, edges
 from sim.sweep import digest, estimate, read_results, sweep, sweep_to
-from sim.sweep_backends import uninterrupted
+from sim.sweep_backends import Chunk, _run, uninterrupted
 from tests.scenarios import PLAIN, PRICED, RANDOM, grid, write
 
 SWEPT = (
@@ -123,6 +125,17 @@ def test_an_interrupt_waits_while_a_process_starts_and_the_process_never_sees_it
     assert seen == ["True"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def test_a_process_whose_sweep_was_given_up_evaluates_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sim.sweep_backends._PACKED", [pickle.dumps(grid(PLAIN))])
+    given_up, wanted = get_context("spawn").Pipe(duplex=False)
+    monkeypatch.setattr("sim.sweep_backends._GIVEN_UP", [given_up])
+    chunk = Chunk(number=0, rung=0, indices=(0, 1), max_seeds=None)
+    assert _run(chunk).num_rows == 2
+    wanted.close()
+    assert _run(chunk).num_rows == 0
+    given_up.close()
 
 
 def test_another_scenario_is_not_mixed_into_a_sweep(tmp_path: Path) -> None:

@@ -304,5 +304,6 @@ def test_bad_usage_is_one_clear_error(log: str, arguments: list[str], message: s
 
 
 @pytest.mark.parametrize("command", ["keys", "cluster"])
-def test_a_negative_seed_is_bad_usage(log: str, command: str) -> None:
-    assert run(command, log, "--seed", "-1")[0] == 2
+@pytest.mark.parametrize("option", ["--seed", "--sequence"])
+def test_a_negative_number_is_bad_usage(log: str, command: str, option: str) -> None:
+    assert run(command, log, option, "-1")[0] == 2

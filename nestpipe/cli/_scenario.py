@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from nestpipe.cli._common import Format, progress, provenance
+from nestpipe.errors import NestPipeError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,7 +29,11 @@ def load(path: Path) -> Grid:
     from sim.grid import Grid
     from sim.scenario import load_scenario
 
-    return Grid.of(load_scenario(path))
+    scenario = load_scenario(path)
+    try:
+        return Grid.of(scenario)
+    except NestPipeError as error:
+        raise type(error)(f"{path}: {error}") from None
 
 
 def facts_of(grid: Grid, **more: object) -> dict[str, object]:

@@ -33,7 +33,7 @@ Batch = Annotated[int, typer.Option(help="Samples a rank takes per step.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of whatever is random.")]
 Sequence = Annotated[
     int | None,
-    typer.Option(metavar="ITEMS", help="Group rows into user histories of this length: first column the user."),
+    typer.Option(min=1, metavar="ITEMS", help="Group rows into user histories of this length: first column the user."),
 ]
 FormatOption = Annotated[Format, typer.Option("--format", help="How to print the result.")]
 
