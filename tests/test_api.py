@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from nestpipe import api
-from nestpipe.errors import CaseError
+from nestpipe.errors import CaseError, NestPipeError
 from sim.grid import Grid
 from sim.scenario import load_scenario
 from tests.scenarios import PLAIN, PRICED, RANDOM, scenario, write
@@ -109,3 +109,21 @@ def test_a_map_is_frames_and_a_figure() -> None:
 def test_goodput_and_check_are_a_call_away() -> None:
     assert 0.9 < api.goodput(1536, accelerator_mtbf_hours=50_000, restart_s=600, checkpoint_s=60).expected < 1
     assert api.check("async_prefetch").worst_staleness == 1
+
+
+def test_a_page_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reports.page.page", lambda *_, **__: "<html>new</html>")
+    out = tmp_path / "page.html"
+    out.write_text("old", encoding="utf-8")
+
+    def fail(*_: object) -> None:
+        raise OSError("disk full")
+
+    with monkeypatch.context() as broken:
+        broken.setattr("os.replace", fail)
+        with pytest.raises(NestPipeError, match="cannot be written"):
+            api.report(out=out)
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+    assert out.read_text(encoding="utf-8") == "old"
+    assert api.report(out=out) == out
+    assert out.read_text(encoding="utf-8") == "<html>new</html>"
