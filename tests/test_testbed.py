@@ -75,6 +75,7 @@ def test_without_root_the_refusal_says_so(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.usefixtures("allowed")
+@pytest.mark.slow  # a rate measured beside other tests says little
 def test_links_carry_the_rate_they_are_shaped_to_both_ways_at_once() -> None:
     with testbed.temporary([100 * MBIT] * 2) as bed:
         rates = check_links(bed, seconds=0.4)
