@@ -9,6 +9,7 @@ PIP_FLAGS := --quiet --disable-pip-version-check
 ## demo: install into .venv, predict the paper's cluster from its baseline, draw the plots into out/
 demo: $(VENV)/.installed
 	$(VENV)/bin/nestpipe reproduce --out out
+	@echo "plots are in out/; to go on: . $(VENV)/bin/activate"
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "nestpipe needs Python 3.11 or newer; set PYTHON=python3.11")'

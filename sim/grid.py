@@ -115,7 +115,7 @@ class Grid:
             scenario=scenario,
             case=None if choice.case is None else load_case(choice.case),
             loops={name: load(name) for name in scenario.schedules},
-            model=None if choice.model is None else preset(choice.model),
+            model=None if choice.model is None else preset(choice.model, choice.model_sizes),
             trace=None if choice.trace is None else _durations(choice.trace),
             hardware=hardware,
         )

@@ -64,6 +64,7 @@ class WorkloadChoice(Config, frozen=True, kw_only=True):
         case: a published cluster, by name or file; moves to a topology if the case names its own.
         trace: a trace table; it must say how many samples a rank trained per step, `recorded_batch_per_worker`.
         model: a workload model; needs clusters with a topology.
+        model_sizes: replaces sizes of the model, such as dim, layers, sequence_length or num_items.
         assumptions: replaces values that a case assumes.
         compute_efficiency: share of an accelerator's arithmetic rate that is reached on a topology; assumed.
     """
@@ -71,6 +72,7 @@ class WorkloadChoice(Config, frozen=True, kw_only=True):
     case: str | None = None
     trace: str | None = None
     model: str | None = None
+    model_sizes: dict[str, int] = msgspec.field(default_factory=dict)
     recorded_batch_per_worker: int | None = None
     compute_efficiency: float = 1.0
     assumptions: dict[str, float] = msgspec.field(default_factory=dict)
@@ -81,6 +83,8 @@ class WorkloadChoice(Config, frozen=True, kw_only=True):
             raise ValueError(f"give exactly one of case, trace and model, got {', '.join(given) or 'none'}")
         if self.assumptions and self.case is None:
             raise ValueError("assumptions belong to a case; drop them or give one")
+        if self.model_sizes and self.model is None:
+            raise ValueError("model_sizes belong to a model; drop them or give one")
         if (self.trace is None) != (self.recorded_batch_per_worker is None):
             raise ValueError("trace and recorded_batch_per_worker belong together")
         within("recorded_batch_per_worker", self.recorded_batch_per_worker, 1)

@@ -202,3 +202,15 @@ def test_without_statistics_no_key_repeats() -> None:
     counts = key_counts(preset("dlrm"), 10, 3, None)
     assert counts.sent == counts.rows == counts.lookups == sum(counts.sent_by_micro_batch)
     assert counts.shared_rows == 0
+
+
+def test_sizes_of_a_preset_can_be_replaced_and_wrong_ones_are_refused() -> None:
+    small, large = preset("hstu", {"dim": 64}), preset("hstu", {"dim": 128, "sequence_length": 512})
+    assert large.row_bytes == 2 * small.row_bytes
+    assert large.lookups(1) == 2 * small.lookups(1)
+    assert "dim=128" in large.source
+    assert preset("hstu_large_ml1m", {"layers": 2}).row_bytes == preset("hstu_large_ml1m").row_bytes
+    with pytest.raises(TraceError, match="did you mean 'dim'"):
+        preset("hstu", {"dims": 64})
+    with pytest.raises(TraceError, match="dim must be at least 1, got 0"):
+        preset("hstu", {"dim": 0})

@@ -8,8 +8,10 @@ torch's own counter, but its memory traffic counts.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Final
@@ -291,10 +293,11 @@ def dlrm(
     )
 
 
-PRESETS: Final[Mapping[str, Callable[[], WorkloadModel]]] = MappingProxyType(
+PRESETS: Final[Mapping[str, Callable[..., WorkloadModel]]] = MappingProxyType(
     {
         "hstu": hstu,
-        "hstu_large_ml1m": lambda: hstu(
+        "hstu_large_ml1m": partial(
+            hstu,
             layers=8,
             dim=50,
             heads=2,
@@ -309,12 +312,24 @@ PRESETS: Final[Mapping[str, Callable[[], WorkloadModel]]] = MappingProxyType(
 )
 
 
-def preset(name: str) -> WorkloadModel:
-    """The model of that name.
+def preset(name: str, sizes: Mapping[str, int] | None = None) -> WorkloadModel:
+    """The model of that name, with some of its sizes replaced.
+
+    Args:
+        name: one of `PRESETS`.
+        sizes: whole-number parameters of the preset's function by name, such as dim, layers or sequence_length.
 
     Raises:
-        TraceError: there is none.
+        TraceError: there is no such model or size, or a size is less than 1.
     """
     if name not in PRESETS:
         raise TraceError(unknown_name("workload model", name, PRESETS))
-    return PRESETS[name]()
+    if not sizes:
+        return PRESETS[name]()
+    maker = PRESETS[name]
+    known = [key for key, each in inspect.signature(maker).parameters.items() if str(each.annotation).startswith("int")]
+    for key, value in sizes.items():
+        if key not in known:
+            raise TraceError(f"model {name}: " + unknown_name("size", key, known))
+        _check_positive(**{key: value})
+    return maker(**sizes, source=f"sizes given: {', '.join(f'{key}={value}' for key, value in sizes.items())}")

@@ -33,13 +33,26 @@ def _stragglers(texts: list[str]) -> dict[int, float]:
     return found
 
 
+def _sizes(texts: list[str]) -> dict[str, int]:
+    found = {}
+    for text in texts:
+        match = re.fullmatch(r"(\w+)=(\d+)", text)
+        if match is None:
+            raise CaseError(f"--model-size must be NAME=N with a whole number, for example dim=512, got {text!r}")
+        found[match[1]] = int(match[2])
+    return found
+
+
 def simulate(
     schedule: Annotated[str, typer.Option(metavar="NAME|FILE", help="A catalogue name or a file of schedule text.")],
     case: Annotated[
         str, typer.Option(metavar="NAME|FILE", help="A published cluster: costs per op kind.")
     ] = "nestpipe_paper",
     model: Annotated[
-        str | None, typer.Option(help="Instead of a case: hstu, fuxi_alpha or dlrm on --topology.")
+        str | None, typer.Option(help="Instead of a case: hstu, hstu_large_ml1m, fuxi_alpha or dlrm on --topology.")
+    ] = None,
+    model_size: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=N", help="With --model: another size, dim=512; repeatable.")
     ] = None,
     topology: Annotated[
         str | None, typer.Option(metavar="NAME|FILE", help="Hardware that ops share where they overlap.")
@@ -80,7 +93,7 @@ def simulate(
     runner = (
         _Runner.of_case(case, cluster, domain_size)
         if model is None
-        else _Runner.of_model(model, cluster, batch, domain_size, compute_efficiency)
+        else _Runner.of_model(model, _sizes(model_size or []), cluster, batch, domain_size, compute_efficiency)
     )
     world_size = runner.headline_world_size if world_size is None else world_size
     base = min(runner.base_world_size, world_size) if base_world_size is None else base_world_size
@@ -140,7 +153,7 @@ def simulate(
     if run.stages is not None and run.load is not None:
         result |= {"stages": run.stages.to_dict("records"), "load": run.load.to_dict("records")}
         result["resources"] = [
-            {"resource": name, "busy": min(1.0, float(busy)), "status": "predicted"}
+            {"resource": name, "busy": min(1.0, float(busy)), "status": status}
             for name, busy in zip(run.load["resource"], run.load["utilisation"], strict=True)
         ]
     result["assumptions"] = runner.assumptions(loop, world_size)
@@ -203,6 +216,7 @@ class _Runner:
     def of_model(
         cls,
         name: str,
+        sizes: dict[str, int],
         cluster: Cluster | None,
         batch: int | None,
         domain_size: int | None,
@@ -217,7 +231,7 @@ class _Runner:
         if cluster is None:
             raise CaseError("--model needs --topology NAME|FILE: times follow from the hardware")
         samples = 512 if batch is None else batch
-        workload = preset(name)
+        workload = preset(name, sizes)
         hardware: Cluster = cluster
 
         def run(loop: Loop, world_size: int, **options: Any) -> Run:
@@ -237,7 +251,14 @@ class _Runner:
             run=run,
             loop=lambda loop, micro_batches: loop if micro_batches is None else with_micro_batches(loop, micro_batches),
             status=lambda *_: "assumed",
-            facts={"model": name, "model_source": workload.source, "batch_per_rank": samples},
+            facts={
+                "model": name,
+                "model_tables": ", ".join(f"{t.num_rows:,} rows of {t.dim}" for t in workload.tables[:4]),
+                "model_keys_per_sample": workload.lookups(1),
+                "model_dense_parameters": workload.dense_parameters,
+                "model_source": workload.source,
+                "batch_per_rank": samples,
+            },
             assumptions=lambda *_: [
                 {"name": "compute_efficiency", "value": compute_efficiency, "why": "share of peak arithmetic reached"},
                 {"name": "model", "value": name, "why": "every size by roofline; no key repeats"},
