@@ -6,15 +6,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from nestpipe.errors import CaseError
 from nestpipe.ir import ALL_TO_ALLS, COLLECTIVES, COMPUTE, Loop, MicroBlock, Op, OpKind
 from nestpipe.units import NS_PER_US
 from sim.costs import Jitter
 from sim.demand import Demand, demands_of_case, demands_of_preset
 from sim.hardware import HardwareCosts
+from sim.run import home_cluster
 from sim.scenario_parts import Factors, MicroBatching
 from topologies.cluster import Cluster as Hardware
-from topologies.cluster import load_cluster
 from traces.case import Case, Workload
 from traces.models import WorkloadModel
 
@@ -40,9 +39,7 @@ def case_demands(
     Raises:
         CaseError: if the case does not name its topology.
     """
-    if case.topology is None:
-        raise CaseError(f"case {case.case} names no topology, so its demands on another cluster are not known")
-    return demands_of_case(law, assumptions, loop, load_cluster(case.topology), world_size)
+    return demands_of_case(law, assumptions, loop, home_cluster(case), world_size)
 
 
 def changed(

@@ -34,7 +34,6 @@ __all__ = [
     "CostTable",
     "concat_tables",
     "costs_of",
-    "fit_costs",
     "fit_kind",
     "read_cost_table",
     "resample",
@@ -217,11 +216,6 @@ def fit_kind(rows: pd.DataFrame, kind: OpKind, variant: str, sizes: Sequence[str
         error=float(np.median(np.abs(fitted - times) / p50)),
         spread=float(np.median((mine["time_ns_p75"].to_numpy(dtype=np.float64) - times) / p50)),
     )
-
-
-def fit_costs(rows: pd.DataFrame, variants: Mapping[OpKind, str]) -> dict[OpKind, CostFit]:
-    """The fits of several kinds, each on the rows of its variant; collectives may depend on their wire time too."""
-    return {kind: fit_kind(rows, kind, variant, costs_of(kind)) for kind, variant in variants.items()}
 
 
 def costs_of(kind: OpKind) -> tuple[str, ...]:

@@ -14,7 +14,6 @@ __all__ = [
     "WireError",
     "double_field",
     "fields",
-    "fixed64_field",
     "message",
     "signed",
     "text_field",
@@ -124,11 +123,6 @@ def fields(data: bytes) -> Iterator[Field]:
 def uint_field(number: int, value: int) -> bytes:
     """A varint field (uint, int, bool, enum)."""
     return varint(number << 3 | VARINT) + varint(value)
-
-
-def fixed64_field(number: int, value: int) -> bytes:
-    """A fixed64 field."""
-    return varint(number << 3 | FIXED64) + (value & _MASK).to_bytes(8, "little")
 
 
 def double_field(number: int, value: float) -> bytes:

@@ -8,14 +8,12 @@ import os
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import IO, Any, Protocol
 
 from nestpipe.errors import TraceError
 
 __all__ = [
     "ReadsBytes",
-    "base_name",
     "load_json",
     "open_bytes",
     "parse_json",
@@ -169,8 +167,3 @@ def text_lines(text: str) -> Iterator[tuple[int, str]]:
     """Lines with their numbers from 1, whatever the line ends."""
     for number, line in enumerate(io.StringIO(text, newline=None), start=1):
         yield number, line.rstrip("\n")
-
-
-def base_name(path: str | os.PathLike[str]) -> str:
-    """The file's name without folders, for provenance."""
-    return Path(path).name
