@@ -25,7 +25,6 @@ def run_on_testbed(
     burst_bytes: int,
     realtime: bool,
     timeout_s: float,
-    both_directions: bool = True,
 ) -> pd.DataFrame:
     """The spans of every configuration, run in the given order on one testbed.
 
@@ -35,7 +34,6 @@ def run_on_testbed(
         burst_bytes: what an idle NIC lets through at once.
         realtime: run the ranks before everything else on the machine.
         timeout_s: of the whole job.
-        both_directions: see `executor.profile_run.run_configs`.
 
     Raises:
         TestbedError: if no testbed can be made, or a rank fails.
@@ -49,7 +47,7 @@ def run_on_testbed(
         temporary(rates_bits_per_s, burst_bytes=burst_bytes) as bed,
     ):
         job, out = Path(folder) / "job.json", Path(folder) / "spans.parquet"
-        write_job(job, configs, out, both_directions=both_directions, timeout_s=timeout_s)
+        write_job(job, configs, out, timeout_s=timeout_s)
         command = [sys.executable, "-m", "executor.profile_run", str(job)]
         launch(bed, command, timeout_s=timeout_s, extra_environment={"PYTHONPATH": path}, realtime=realtime)
         return pd.read_parquet(out)

@@ -26,7 +26,6 @@ from executor.profile_sizes import RunSizes, size_run
 from executor.recorder import gather_timeline
 from executor.sources import SyntheticSource
 from executor.tables import Layout, TableSpec, make_layout
-from executor.testbed_duplex import both_ways
 from executor.testbed_emulate import EmulatedDevice, emulating, fine_timers
 from executor.trainer import Settings, Trainer, Wrap
 from executor.world import World, join_world
@@ -152,13 +151,12 @@ def sizes_of_run(config: RunConfig, world_size: int) -> RunSizes:
     )
 
 
-def run_configs(world: World, configs: Sequence[RunConfig], *, both_directions: bool = True) -> pd.DataFrame:
+def run_configs(world: World, configs: Sequence[RunConfig]) -> pd.DataFrame:
     """Run every configuration on this process group, in the given order. A collective call.
 
     Args:
         world: the ranks.
         configs: what to run; a configuration may appear several times.
-        both_directions: on gloo, make All2Alls of receives, then sends (see `executor.testbed_duplex`).
 
     Returns:
         The spans of all ranks, columns as a Timeline's table plus `run` (position in `configs`) and `load` (the host's
@@ -168,9 +166,7 @@ def run_configs(world: World, configs: Sequence[RunConfig], *, both_directions: 
     for number, config in enumerate(configs):
         began = time.monotonic()
         load_average = os.getloadavg()[0]
-        wraps: list[Wrap] = [both_ways] if both_directions and world.backend == "gloo" else []
-        if config.device is not None:
-            wraps.append(partial(emulating, config.device))
+        wraps: list[Wrap] = [] if config.device is None else [partial(emulating, config.device)]
         trainer = Trainer(world, loop_of(config), _model(config), _source(config), Settings(), wraps=wraps)
         trainer.run(config.steps)
         frame = gather_timeline(trainer).frame()
@@ -203,7 +199,7 @@ def main(path: str) -> None:
     )
     # the first collectives of a process are slow; they belong to no configuration
     run_configs(world, [replace(configs[0], steps=4)] if configs else [])
-    frame = run_configs(world, configs, both_directions=job.get("both_directions", True))
+    frame = run_configs(world, configs)
     if world.rank == 0:
         out = Path(job["out"])
         temporary = out.with_name(f".{out.name}.partial")

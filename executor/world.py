@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
+from executor.duplex import all_to_all_duplex
 from nestpipe.errors import ExecutorError
 from nestpipe.ir import Op, OpKind, Resource, op_name
 
@@ -38,6 +39,8 @@ class Communicator:
     ranks: tuple[int, ...]
     index: int
     handle: dist.ProcessGroup
+    backend: str
+    device: torch.device
     debug: bool = False
 
     @property
@@ -49,7 +52,10 @@ class Communicator:
         """Send `sent[i]` leading elements of `send` to rank `i` of the group and receive `received[i]` from it."""
         if self.debug:
             self._compare(op, send.dtype, send.element_size(), sent, received)
-        dist.all_to_all_single(out, send, list(received), list(sent), group=self.handle)
+        if self.backend == "gloo" and self.device.type == "cpu":
+            all_to_all_duplex(self.handle, self.index, out, send, received, sent)
+        else:
+            dist.all_to_all_single(out, send, list(received), list(sent), group=self.handle)
 
     def all_reduce(self, op: Op, values: Tensor) -> None:
         """Replace `values` by their sum over the group."""
@@ -71,7 +77,7 @@ class Communicator:
         micro_batch = -1 if op.micro_batch is None else op.micro_batch
         head = [_KINDS.index(op.kind), op.batch, micro_batch, _DTYPES.index(dtype)]
         values = [*head, *(n * width for n in sent), *(n * width for n in received)]
-        mine = torch.tensor(values, device=self._device())
+        mine = torch.tensor(values, device=self.device)
         parts = [torch.empty_like(mine) for _ in self.ranks]
         dist.all_gather(parts, mine, group=self.handle)
         theirs: list[list[int]] = [part.tolist() for part in parts]
@@ -91,13 +97,6 @@ class Communicator:
                     f"{self.ranks[source]} sends {outgoing} bytes to rank {self.ranks[target]}, "
                     f"which expects {expected}"
                 )
-
-    def _device(self) -> torch.device:
-        return torch.device("cuda", torch.cuda.current_device()) if _is_nccl(self.handle) else torch.device("cpu")
-
-
-def _is_nccl(handle: dist.ProcessGroup) -> bool:
-    return bool(dist.get_backend(handle) == "nccl")
 
 
 def _high_priority(backend: str) -> object | None:
@@ -164,6 +163,8 @@ class World:
             ranks=mine,
             index=mine.index(self.rank),
             handle=self._groups[key],
+            backend=self.backend,
+            device=self.device,
             debug=debug,
         )
 
