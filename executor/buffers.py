@@ -16,23 +16,32 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from executor.cursor import instance_of, touched
+from executor.cursor import touched
 from nestpipe.errors import ExecutorError, ScheduleError
 from nestpipe.ir import Access, Buffer, Data, Op, Place
+from nestpipe.liveness import instance_of
 
 __all__ = ["Buffers", "Slot"]
 
 
 @dataclass(slots=True)
 class Slot:
-    """One physical copy: named memory that is reused, and the value that the current instance has put into it."""
+    """One physical copy: named memory that is reused, and the value that the current instance has put into it.
+
+    `loose` are the tensors of the value that are not in the memory.
+    """
 
     device: torch.device
     pinned: bool
     instance: int | None = None
     value: Any = None
+    loose: tuple[Tensor, ...] = ()
     memory: dict[str, Tensor] = field(default_factory=dict)
     value_bytes_max: int = 0
+
+    def begin(self, instance: int | None) -> None:
+        """Forget the value: the slot belongs to this instance now."""
+        self.instance, self.value, self.loose = instance, None, ()
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
         """Memory of this slot as a tensor of the given shape; grows when it must, never shrinks."""
@@ -44,8 +53,8 @@ class Slot:
         return held[:size].view(shape)
 
     def keep(self, value: Any, *tensors: Tensor) -> None:
-        """Put a value into the slot that is made of tensors of its own, and count them."""
-        self.value = value
+        """Put a value into the slot that is made of tensors outside its memory, and count them."""
+        self.value, self.loose = value, tensors
         self.value_bytes_max = max(self.value_bytes_max, sum(part.numel() * part.element_size() for part in tensors))
 
     def poison(self) -> None:
@@ -78,6 +87,7 @@ class Buffers:
     ) -> None:
         self.micro_batches = micro_batches
         self.debug = uses is not None
+        self._on_cuda = device.type == "cuda"
         self._left = dict(uses or {})
         self._lock = threading.Lock()
         host = torch.device("cpu")
@@ -97,7 +107,7 @@ class Buffers:
         instance = self._own(data, op)
         slot = self._slot(data, instance)
         if slot.instance != instance:
-            slot.instance, slot.value = instance, None
+            slot.begin(instance)
         return slot
 
     def get(self, data: Data, op: Op, batch: int | None = None) -> Any:
@@ -114,6 +124,11 @@ class Buffers:
                 f"buffer {data}: its slot holds {holds}, instance {instance} was wanted; "
                 "the schedule lets an op read before the write or after the next one"
             )
+        if self._on_cuda:
+            # their memory goes back to the stream that made them, which need not have waited for this one
+            for tensor in slot.loose:
+                if tensor.is_cuda:
+                    tensor.record_stream(torch.cuda.current_stream())
         return slot.value
 
     def release(self, op: Op) -> None:
@@ -123,12 +138,13 @@ class Buffers:
         with self._lock:
             for use in touched(op, self.micro_batches):
                 self._left[use] -= 1
-                if not self._left[use]:
-                    data, instance = use
-                    slot = self._slot(data, instance)
-                    if slot.instance == instance:
-                        slot.poison()
-                        slot.instance, slot.value = None, None
+                slot = self._slot(*use)
+                if not self._left[use] and slot.instance == use[1]:
+                    if self._on_cuda:
+                        # other streams have been told to read it, but may not have done so yet
+                        torch.cuda.synchronize()
+                    slot.poison()
+                    slot.begin(None)
 
     def declares(self, data: Data) -> bool:
         """Whether the schedule has this buffer."""

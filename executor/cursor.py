@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nestpipe.errors import ScheduleError
-from nestpipe.ir import MICRO_DATA, Access, Data, Op, OpRef, Program, Resource, op_name
+from nestpipe.ir import Data, Op, OpRef, Program, Resource, op_name
+from nestpipe.liveness import instance_of
 
-__all__ = ["LanePlan", "Plan", "Task", "instance_of", "make_plan", "uses_of"]
+__all__ = ["LanePlan", "Plan", "Task", "make_plan", "touched", "uses_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,19 +88,6 @@ def make_plan(program: Program) -> Plan:
         for lane, stream in enumerate(program.streams)
     )
     return Plan(program=program, lanes=lanes)
-
-
-def instance_of(access: Access, micro_batches: int) -> int:
-    """The number of the buffer instance that an access names: its batch, or its micro-batch counted over all batches.
-
-    >>> instance_of(Access(data=Data.EMBEDDINGS, batch=2, micro_batch=1), 4)
-    9
-    """
-    assert access.batch is not None, "states have no instances"
-    if access.data not in MICRO_DATA:
-        return access.batch
-    assert access.micro_batch is not None, f"{access.data} is per micro-batch"
-    return access.batch * micro_batches + access.micro_batch
 
 
 def uses_of(program: Program) -> Mapping[tuple[Data, int], int]:

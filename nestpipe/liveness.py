@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from nestpipe.errors import ScheduleError
 from nestpipe.happens_before import Order
 from nestpipe.ir import CACHES, MICRO_DATA, STATES, Access, Buffer, Data, Op, OpKind, Place, Program, op_name
 from nestpipe.verdicts import Finding, Verdict, WitnessStep
@@ -48,9 +49,24 @@ class _CellState:
 
 
 def instance_of(access: Access, micro_batches: int) -> int:
-    """The number of a buffer instance: its batch, or its micro-batch counted through all batches."""
-    batch = access.batch or 0
-    return batch if access.micro_batch is None else batch * micro_batches + access.micro_batch
+    """The number of the buffer instance that an access names: its batch, or its micro-batch counted over all batches.
+
+    Which of the two is a matter of the data: an op of one micro-batch that uses data of the batch names the batch.
+
+    Raises:
+        ScheduleError: if data of a micro-batch are named without one.
+
+    >>> instance_of(Access(data=Data.EMBEDDINGS, batch=2, micro_batch=1), 4)
+    9
+    >>> instance_of(Access(data=Data.KEYS, batch=2, micro_batch=1), 4)
+    2
+    """
+    assert access.batch is not None, "states have no instances"
+    if access.data not in MICRO_DATA:
+        return access.batch
+    if access.micro_batch is None:
+        raise ScheduleError(f"{access.data} is per micro-batch; only an op with a micro-batch can use it")
+    return access.batch * micro_batches + access.micro_batch
 
 
 def slot_of(access: Access, buffer: Buffer, micro_batches: int) -> int:
