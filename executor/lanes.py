@@ -264,6 +264,8 @@ class _CudaQueue(_HostQueue):
     def __init__(self, device: torch.device, resource: Resource) -> None:
         priority = -1 if resource in GROUPS else 0
         self.stream = torch.cuda.Stream(device=device, priority=priority)  # type: ignore[no-untyped-call]
+        # what the caller has queued, such as initial parameters, comes first
+        self.stream.wait_stream(torch.cuda.current_stream(device))
         self.on_host = resource in _HOST
         self.starts: list[torch.cuda.Event] = []
         self.ends: list[torch.cuda.Event] = []

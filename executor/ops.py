@@ -193,10 +193,20 @@ def write_back(worker: Worker, op: Op) -> Cost:
     moved = 0
     for access in op.writes:
         for group, rows in enumerate(worker.buffers.get(CACHES[access.data], op)):
-            host = rows.cpu()
+            host = _on_host(rows)
             worker.store.scatter(access.data, group, owned.of_group(group).cpu(), host)
             moved += host.numel() * host.element_size()
     return Cost(bytes=moved, keys=len(owned.ids), unique_keys=len(owned.ids))
+
+
+def _on_host(rows: Tensor) -> Tensor:
+    """The values in host memory, there when this returns; through pinned memory from CUDA."""
+    if rows.device.type == "cpu":
+        return rows
+    host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
+    host.copy_(rows, non_blocking=True)
+    torch.cuda.current_stream().synchronize()
+    return host
 
 
 def _apply_to_states(worker: Worker, op: Op) -> Cost:
@@ -208,7 +218,7 @@ def _apply_to_states(worker: Worker, op: Op) -> Cost:
         rows, moments = (torch.empty(len(ids), state.shape[1]) for state in states)
         worker.store.gather(Data.TABLE, group, ids, rows)
         worker.store.gather(Data.OPTIMIZER, group, ids, moments)
-        worker.sparse.apply(rows, moments, grads.cpu(), worker.first_batch + op.batch + 1)
+        worker.sparse.apply(rows, moments, _on_host(grads), worker.first_batch + op.batch + 1)
         worker.store.scatter(Data.TABLE, group, ids, rows)
         worker.store.scatter(Data.OPTIMIZER, group, ids, moments)
         moved += 2 * (rows.numel() + moments.numel()) * rows.element_size()

@@ -67,7 +67,8 @@ def exchange_rows(worker: Worker, op: Op) -> Cost:
     slot = worker.buffers.claim(Data.EMBEDDINGS, op)
     flat = slot.tensor("rows", (sum(received),), dtype)
     worker.communicator(op.kind).all_to_all(op, flat, send, received, sent)
-    slot.value = split_by_group(flat, owned.sent[op.micro_batch], worker.dims)
+    parts = split_by_group(flat, owned.sent[op.micro_batch], worker.dims)
+    slot.keep(parts, *(parts if len(parts) > 1 else ()))
     return Cost(bytes=send.numel() * send.element_size(), keys=sum(len(request) for request in requests))
 
 
@@ -142,7 +143,10 @@ def exchange_grads(worker: Worker, op: Op) -> Cost:
         slot.value = {}
     flat = slot.tensor(str(op.micro_batch), (sum(received),), send.dtype)
     worker.communicator(op.kind).all_to_all(op, flat, send, received, sent)
-    slot.value[op.micro_batch] = split_by_group(flat, counts, worker.dims)
+    kept: dict[int, list[Tensor]] = slot.value
+    kept[op.micro_batch] = split_by_group(flat, counts, worker.dims)
+    if len(worker.dims) > 1:
+        slot.keep(kept, *(part for parts in kept.values() for part in parts))
     num_keys = sum(map(sum, owned.sent[op.micro_batch]))
     return Cost(bytes=send.numel() * send.element_size(), keys=num_keys)
 

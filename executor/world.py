@@ -108,6 +108,17 @@ def _high_priority(backend: str) -> object | None:
     return options
 
 
+def _connect(handle: dist.ProcessGroup, size: int, device: torch.device) -> None:
+    """Let NCCL make its connections now, one group after the other on every rank.
+
+    It would make them at the first collectives, which lanes start in any order; what it allocates meanwhile waits for
+    all kernels on the device, also for those of another group that wait for a peer.
+    """
+    dist.all_reduce(torch.zeros(1, device=device), group=handle)
+    dist.all_to_all_single(torch.zeros(size, device=device), torch.zeros(size, device=device), group=handle)
+    torch.cuda.synchronize(device)
+
+
 def _spell(head: Sequence[int]) -> str:
     micro_batch = "" if head[2] < 0 else f".{head[2]}"
     return f"{_KINDS[head[0]]} {head[1]}{micro_batch} ({str(_DTYPES[head[3]]).removeprefix('torch.')})"
@@ -156,6 +167,8 @@ class World:
                 )
                 if self.rank in ranks:
                     self._groups[key] = handle
+                    if self.backend == "nccl":
+                        _connect(handle, len(ranks), self.device)
         mine = next(ranks for ranks in partition if self.rank in ranks)
         return Communicator(
             stream=stream,
