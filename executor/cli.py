@@ -25,9 +25,8 @@ from executor.options import CommDtype, ModelKind, RunOptions, load_loop, make_t
 from executor.session import Outputs, last_batch, train
 from executor.watchdog import Watchdog
 from executor.world import World, join_world
-from executor.wraps import Pace, parse_delay, parse_emulation
+from executor.wraps import parse_delay, parse_device
 from nestpipe.errors import ExecutorError, NestPipeError
-from nestpipe.units import NS_PER_S, us_to_ns
 
 __all__ = ["main", "run"]
 
@@ -73,9 +72,10 @@ def run(
     timeline: Annotated[Path | None, typer.Option(help="Write the measured Timeline as Parquet.")] = None,
     chrome: Annotated[Path | None, typer.Option(help="Write Kineto/Chrome traces into this directory.")] = None,
     delay: Annotated[list[str] | None, typer.Option(help="KIND:RANK:MS before each such op; RANK may be *.")] = None,
-    emulate: Annotated[list[str] | None, typer.Option(help="KIND:MS[:US_PER_KEY]: wait instead of computing.")] = None,
-    pace_us: Annotated[float | None, typer.Option(help="Host memory: microseconds per access.")] = None,
-    pace_rows_per_s: Annotated[float | None, typer.Option(help="Host memory: rows per second.")] = None,
+    emulate: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=VALUE of an emulated device that local ops wait for, such as forward_us_per_sample."),
+    ] = None,
     backend: Annotated[str | None, typer.Option(help="gloo, nccl, or another that torch knows.")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     threads: Annotated[int, typer.Option(help="Threads per rank for torch's CPU kernels.")] = 1,
@@ -83,9 +83,6 @@ def run(
     rendezvous_s: Annotated[float, typer.Option(help="How long to wait for the other ranks.")] = 60.0,
 ) -> None:
     """Train with a schedule and print what came out as one JSON line."""
-    paced = pace_us is not None or pace_rows_per_s is not None
-    if pace_rows_per_s is not None and not pace_rows_per_s > 0:
-        raise ExecutorError(f"--pace-rows-per-s must be positive, got {pace_rows_per_s:g}")
     options = RunOptions(
         schedule=schedule,
         model=model,
@@ -118,12 +115,7 @@ def run(
         checked=not unchecked,
         storage=storage,
         delays=tuple(parse_delay(text) for text in delay or ()),
-        emulations=tuple(parse_emulation(text) for text in emulate or ()),
-        pace=Pace(
-            latency_ns=us_to_ns(pace_us or 0.0), ns_per_row=NS_PER_S / pace_rows_per_s if pace_rows_per_s else 0.0
-        )
-        if paced
-        else None,
+        emulated=parse_device(emulate or ()),
     )
     outputs = Outputs(
         checkpoint=checkpoint, checkpoint_every=checkpoint_every, resume=resume, timeline=timeline, chrome=chrome
@@ -131,7 +123,7 @@ def run(
     load_loop(options)
     torch.set_num_threads(threads)
     if device == "cuda":
-        _use_cuda()
+        _use_cuda(options)
     world = join_world(backend=backend, device=device, timeout_s=10 * timeout_s, rendezvous_s=rendezvous_s)
     watchdog = Watchdog(world, timeout_s=timeout_s)
     watchdog.start()
@@ -148,9 +140,11 @@ def _widths(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(","))
 
 
-def _use_cuda() -> None:
+def _use_cuda(options: RunOptions) -> None:
     if not torch.cuda.is_available():
         raise ExecutorError("--device cuda: torch finds no CUDA device here; use --device cpu")
+    if options.emulated is not None:
+        raise ExecutorError("--emulate waits on the host, which a CUDA stream does not notice; use --device cpu")
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -18,10 +19,11 @@ from executor.optimizers import OptimizerKind
 from executor.sequence_models import FuXiBlock, HSTUBlock, SequenceModel
 from executor.sources import KeyStreamSource, SequenceSource, SyntheticSource
 from executor.tables import TableSpec
+from executor.testbed_emulate import EmulatedDevice, emulating
 from executor.trainer import Settings, Trainer, Wrap
 from executor.worker import Precision
 from executor.world import World
-from executor.wraps import Delay, Emulation, Pace, delayed, emulated, paced
+from executor.wraps import Delay, delayed
 from nestpipe.checks import require_safe
 from nestpipe.errors import ExecutorError
 from nestpipe.ir import Loop, with_micro_batches
@@ -74,7 +76,8 @@ class RunOptions:
         comm_dtype: of rows and gradients on the wire.
         allow_staleness: how stale rows may be.
         checked: refuse schedules that the checks reject; off only to show what goes wrong.
-        delays, pace, emulations: wrappers of the ops.
+        delays: waits before ops.
+        emulated: a device that the local ops wait for; None for a real run.
     """
 
     schedule: str = "nestpipe"
@@ -108,8 +111,7 @@ class RunOptions:
     checked: bool = True
     storage: Path | None = None
     delays: tuple[Delay, ...] = ()
-    emulations: tuple[Emulation, ...] = ()
-    pace: Pace | None = None
+    emulated: EmulatedDevice | None = None
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "dim", "num_rows", "num_tables", "layers", "heads", "num_negatives", "epochs"):
@@ -163,10 +165,8 @@ def make_trainer(world: World, options: RunOptions, loop: Loop | None = None) ->
         storage=options.storage,
     )
     wraps: list[Wrap] = []
-    if options.emulations:
-        wraps.append(emulated(options.emulations))
-    if options.pace is not None:
-        wraps.append(paced(options.pace))
+    if options.emulated is not None:
+        wraps.append(partial(emulating, options.emulated))
     if options.delays:
         wraps.append(delayed(options.delays))
     return Trainer(

@@ -10,7 +10,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,8 @@ def train(trainer: Trainer, options: RunOptions, outputs: Outputs, end: int) -> 
             if outputs.checkpoint is not None and (trainer.next_batch % every == 0 or trainer.next_batch == end):
                 save(trainer, outputs.checkpoint)
     world, worker = trainer.world, trainer.worker
-    meta = {"model": options.model.value, "emulated": sorted(e.kind.value for e in options.emulations) or None}
+    emulated = None if options.emulated is None else asdict(options.emulated)
+    meta = {"model": options.model.value, "emulated": emulated}
     timeline = gather_timeline(trainer, meta)
     if world.rank == 0 and outputs.timeline is not None:
         write_parquet(timeline, outputs.timeline)
@@ -81,7 +82,7 @@ def train(trainer: Trainer, options: RunOptions, outputs: Outputs, end: int) -> 
         "optimizer": options.optimizer.value,
         "backend": world.backend,
         "device": world.device.type,
-        "emulated": meta["emulated"],
+        "emulated": emulated,
         "precision": {
             name: str(getattr(worker.precision, name)).removeprefix("torch.") for name in ("rows", "grads", "dense")
         },

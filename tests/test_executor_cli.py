@@ -17,8 +17,8 @@ from executor import recorder
 from executor.options import CommDtype, ModelKind, RunOptions, make_trainer, user_sequences
 from executor.session import Outputs, last_batch, train
 from executor.world import World
-from executor.wraps import parse_delay, parse_emulation
-from nestpipe.errors import ExecutorError
+from executor.wraps import parse_delay, parse_device
+from nestpipe.errors import ExecutorError, NestPipeError
 from nestpipe.metrics import partition
 from nestpipe.schedules import load
 from nestpipe.text import show
@@ -122,18 +122,19 @@ def test_resume_continues_to_the_same_digests(tmp_path: Path) -> None:
     assert resumed["digests"] == whole["digests"]
 
 
-def test_emulated_and_paced_runs_take_the_time_they_are_given_and_say_so(tmp_path: Path) -> None:
+def test_emulated_runs_take_the_device_s_time_say_so_and_train_the_same(tmp_path: Path) -> None:
     path = tmp_path / "timeline.parquet"
-    emulated = ["--emulate", "forward:4", "--emulate", "backward:8", "--pace-us", "6000", "--delay", "update:1:5"]
+    emulated = ["--emulate", "forward_us_per_sample=500", "--emulate", "launch_us=6000", "--delay", "update:1:5"]
     found = result(run_ranks(tmp_path, [*SMALL, "--schedule", "sync", *emulated, "--timeline", str(path)]))
-    assert found["emulated"] == ["backward", "forward"]
+    assert found["emulated"]["forward_us_per_sample"] == 500.0
+    assert found["digests"] == train_on_pool(schedule="sync")["digests"]
     frame = read_timeline(path).frame()
     took = (frame["end_ns"] - frame["start_ns"]).groupby([frame["kind"], frame["rank"]], observed=True).min() / 1e6
-    assert took["forward", 0] >= 4
-    assert took["backward", 1] >= 8
+    assert took["forward", 0] >= 6 + 8 * 0.5
+    assert took["backward", 1] >= 6 + 8 * 1.0
     assert took["lookup", 0] >= 6
     assert took["write_back", 1] >= 6
-    assert took["update", 1] >= 5
+    assert took["update", 1] >= 6 + 5
 
 
 @pytest.mark.parametrize(
@@ -145,7 +146,7 @@ def test_emulated_and_paced_runs_take_the_time_they_are_given_and_say_so(tmp_pat
         (["--batch", "0"], "batch_size must be at least 1, got 0"),
         (["--hidden", "8,x"], "--hidden must be positive widths"),
         (["--delay", "updat:0:1"], "unknown op kind 'updat'"),
-        (["--emulate", "lookup:1"], "only backward, forward, update can be emulated"),
+        (["--emulate", "lunch_us=1"], "emulated device: unknown attribute 'lunch_us'"),
         (["--device", "cuda"], "torch finds no CUDA device here"),
         (["--resume"], "give --checkpoint"),
     ],
@@ -232,10 +233,10 @@ def test_delays_that_make_no_sense_are_refused(text: str) -> None:
         parse_delay(text)
 
 
-@pytest.mark.parametrize("text", ["forward", "forward:-1", "forward:1:2:3", "forward:1:x"])
-def test_emulations_that_make_no_sense_are_refused(text: str) -> None:
-    with pytest.raises(ExecutorError, match="--emulate"):
-        parse_emulation(text)
+@pytest.mark.parametrize("text", ["launch_us", "launch_us=-1", "launch_us=x", "launch_us=inf", "copy_bytes_per_s=0"])
+def test_emulated_devices_that_make_no_sense_are_refused(text: str) -> None:
+    with pytest.raises(NestPipeError, match=r"--emulate|must be positive"):
+        parse_device([text])
 
 
 def _offset(world: World, one_host: bool) -> int:
