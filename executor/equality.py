@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -32,6 +34,7 @@ from nestpipe.schedules import load
 __all__ = ["Case", "Outcome", "Scenario", "compare", "full_grid", "main", "train_case"]
 
 BATCH_SIZE = 16
+_EQUAL = "equal"
 
 
 class Scenario(StrEnum):
@@ -185,38 +188,64 @@ def full_grid(world_size: int, steps: int) -> Iterator[Case]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the grid and print one line per case; 1 if any differs."""
+    """Run the grid and print one line per case; 1 if any differs or has not been run."""
     parser = argparse.ArgumentParser(prog="python -m executor.equality", description=main.__doc__)
     parser.add_argument("--world-sizes", type=int, nargs="+", default=[2, 4], metavar="P")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--scenario", type=Scenario, choices=list(Scenario), nargs="+", default=list(Scenario))
+    parser.add_argument("--log", type=Path, help="append the lines here, and do not run again what stands there")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin nothing new after this long")
     options = parser.parse_args(arguments)
-    total = failed = 0
+    stop = time.monotonic() + options.seconds
+    done = {}
+    if options.log is not None and options.log.exists():
+        done = dict(line.split(": ") for line in options.log.read_text(encoding="utf-8").splitlines())
+    verdicts = []
     for world_size in options.world_sizes:
-        with RankPool(world_size) as pool:
-            grid = [case for case in full_grid(world_size, options.steps) if case.scenario in options.scenario]
-            for _, group in itertools.groupby(
-                grid, key=lambda case: (case.scenario, case.optimizer, case.micro_batches)
-            ):
-                start = time.monotonic()
-                outcomes = pool.run(compare, list(group))[0]
-                total += len(outcomes)
-                for outcome in outcomes:
-                    failed += not outcome.equal
-                    _report(world_size, outcome)
-                print(f"{len(outcomes)} cases in {time.monotonic() - start:.1f} s", file=sys.stderr, flush=True)
-    print(f"{total - failed} of {total} cases equal bit for bit after {options.steps} steps")
-    return int(failed > 0)
-
-
-def _report(world_size: int, outcome: Outcome) -> None:
-    case = outcome.case
-    verdict = "equal" if outcome.equal else f"DIFFERS in {', '.join(f'{n} ({r} rows)' for n, r in outcome.differing)}"
+        grid = [case for case in full_grid(world_size, options.steps) if case.scenario in options.scenario]
+        left = [case for case in grid if _name(world_size, case) not in done]
+        done |= _run(world_size, left, options.log, stop)
+        verdicts += [done.get(_name(world_size, case)) for case in grid]
+    equal, missing = verdicts.count(_EQUAL), verdicts.count(None)
     print(
-        f"ranks {world_size}  {case.scenario:<10} {case.optimizer:<16} N={case.micro_batches}  "
-        f"{case.schedule:<15} {verdict}",
-        flush=True,
+        f"{equal} of {len(verdicts)} cases equal bit for bit after {options.steps} steps, "
+        f"{len(verdicts) - equal - missing} differ, {missing} not run"
     )
+    return int(equal < len(verdicts))
+
+
+def _run(world_size: int, cases: Iterable[Case], log: Path | None, stop: float) -> dict[str, str]:
+    """Verdicts by name of the cases, those with one twin together, printed and logged as they come."""
+    found: dict[str, str] = {}
+    with RankPool(world_size) as pool:
+        for _, group in itertools.groupby(cases, key=lambda case: (case.scenario, case.optimizer, case.micro_batches)):
+            if time.monotonic() > stop:
+                break
+            start = time.monotonic()
+            lines = {
+                _name(world_size, outcome.case): _verdict(outcome) for outcome in pool.run(compare, list(group))[0]
+            }
+            text = "".join(f"{name}: {verdict}\n" for name, verdict in lines.items())
+            print(text, end="", flush=True)
+            if log is not None:
+                with log.open("a", encoding="utf-8") as out:
+                    out.write(text)
+            print(f"{len(lines)} cases in {time.monotonic() - start:.1f} s", file=sys.stderr, flush=True)
+            found |= lines
+    return found
+
+
+def _name(world_size: int, case: Case) -> str:
+    return (
+        f"ranks {world_size}  steps {case.steps}  {case.scenario:<10} {case.optimizer:<16} N={case.micro_batches}  "
+        f"{case.schedule:<14}"
+    )
+
+
+def _verdict(outcome: Outcome) -> str:
+    if outcome.equal:
+        return _EQUAL
+    return f"DIFFERS in {', '.join(f'{name} ({rows} rows)' for name, rows in outcome.differing) or 'losses'}"
 
 
 if __name__ == "__main__":
