@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from nestpipe.ir import COLLECTIVES, Loop, OpKind
+from nestpipe.ir import COLLECTIVES, Loop, OpKind, Resource
 from nestpipe.units import NS_PER_S
 from sim.group_transfer import group_transfer
 from topologies.cluster import Cluster
@@ -23,7 +23,7 @@ from traces.key_stats import KeyStatistics
 from traces.models import WorkloadModel
 from traces.synthesis import AcceleratorRates, synthesise
 
-__all__ = ["Demand", "demands_of_case", "demands_of_model", "demands_of_preset", "origin_of"]
+__all__ = ["Demand", "demands_of_case", "demands_of_model", "demands_of_preset", "num_owners", "origin_of"]
 
 _UNIT = 1e9
 _FITTED = frozenset({OpKind.FORWARD, OpKind.BACKWARD, OpKind.UPDATE, OpKind.ALL_TO_ALL_ROWS, OpKind.ALL_TO_ALL_GRADS})
@@ -73,7 +73,8 @@ def demands_of_preset(
         loop: the schedule, with its number of micro-batches.
         batch: samples a rank takes per step.
         world_size: number of ranks.
-        statistics: of the key stream; None for keys that never repeat.
+        statistics: of the key stream, at as many ranks as share a copy of the tables (`num_owners`); None for keys
+            that never repeat.
 
     Raises:
         TraceError: sizes out of range, or statistics that do not cover the number of micro-batches.
@@ -93,6 +94,12 @@ def demands_of_preset(
         model, rates, batch=batch, world_size=world_size, micro_batches=loop.micro_batches, statistics=statistics
     )
     return demands_of_model(rows, loop)
+
+
+def num_owners(loop: Loop, world_size: int, domain_size: int | None) -> int:
+    """Ranks that share one copy of the tables: those of a domain where the schedule has domains, else all."""
+    domains = any(stream.resource is Resource.DOMAIN for stream in loop.streams)
+    return min(domain_size, world_size) if domains and domain_size is not None else world_size
 
 
 def demands_of_model(rows: pd.DataFrame, loop: Loop) -> dict[OpKind, Demand]:

@@ -8,7 +8,9 @@ cannot be (a domain that does not divide the world, more micro-batches than samp
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -20,6 +22,7 @@ from nestpipe.metrics import measure
 from nestpipe.units import NS_PER_MS, NS_PER_S, ns_to_ms, parse_bytes
 from sim.bound import Bound, max_cycle_ratio
 from sim.costs import Jitter, TimedCosts
+from sim.demand import num_owners
 from sim.engine import simulate
 from sim.folding import World
 from sim.goodput import goodput
@@ -31,7 +34,7 @@ from sim.scenario_assumptions import assumed_values
 from sim.scenario_costs import STATUSES, OpTimes, Place, drawn_assumptions, op_times, rests_on
 from sim.scenario_parts import Cluster
 
-__all__ = ["COLUMNS", "Evaluator", "Row", "Steps"]
+__all__ = ["COLUMNS", "Evaluator", "Row", "Steps", "with_keys_known"]
 
 #: Accelerators that share a host's memory where neither scenario nor topology says it.
 RANKS_PER_HOST: Final = 8
@@ -314,6 +317,28 @@ def batch_per_worker(grid: Grid, configuration: Configuration) -> int:
     if configuration.variant.micro_batches > batch:
         raise NestPipeError(f"{configuration.variant.micro_batches} micro-batches of {batch} samples per worker")
     return batch
+
+
+def with_keys_known(grid: Grid) -> Grid:
+    """The grid, its key statistics worked out for every configuration, so that no worker needs the keys themselves."""
+    if grid.keys is None:
+        return grid
+    sizes = dict.fromkeys([*grid.scenario.world_sizes, base_world_size(grid)])
+    for variant, size, chosen in product(grid.variants, sizes, grid.batches):
+        loop = loop_of(grid, variant)
+        fixed = grid.scenario.global_batch is not None
+        there = Configuration(
+            index=0,
+            cluster="",
+            variant=variant,
+            world_size=size,
+            batch_per_worker=None if fixed else chosen,
+            global_batch=chosen if fixed else None,
+        )
+        with suppress(NestPipeError):  # such a configuration becomes a row that says why
+            batch = batch_per_worker(grid, there)
+            grid.keys.at(batch, num_owners(loop, size, variant.domain_size), loop.micro_batches)
+    return grid
 
 
 def busiest_stream(loop: Loop, steps: Steps) -> tuple[str, float]:

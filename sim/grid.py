@@ -24,10 +24,11 @@ from nestpipe.schedules import load
 from nestpipe.window import num_micro_batches_to_check
 from sim.scenario import Scenario
 from sim.scenario_assumptions import check_assumptions
-from sim.scenario_parts import Cluster, Range
+from sim.scenario_parts import Cluster, Keys, Range
 from topologies.cluster import Cluster as Hardware
 from topologies.cluster import load_cluster
 from traces.case import ASSUMPTIONS, Case, Workload, load_case, workload
+from traces.key_scale import KeyRatios, read_key_files
 from traces.models import WorkloadModel, preset
 from traces.table import read_table
 
@@ -85,6 +86,7 @@ class Grid:
         case: the case, where the workload is one.
         loops: for each schedule its loop.
         model: the workload model, where the workload is one.
+        keys: the key files that a model's lookups are like, where it names some.
         trace: the trace table, where the workload is one; durations of known op kinds only.
         hardware: for each cluster with a topology what that describes.
         staleness: for each schedule and number of micro-batches that stands for its own (see `nestpipe.window`) how
@@ -95,6 +97,7 @@ class Grid:
     case: Case | None
     loops: Mapping[str, Loop]
     model: WorkloadModel | None = None
+    keys: KeyRatios | None = None
     trace: pd.DataFrame | None = None
     hardware: Mapping[str, Hardware] = field(default_factory=dict)
     staleness: Mapping[tuple[str, int], int | str] = field(default_factory=dict)
@@ -116,6 +119,7 @@ class Grid:
             case=None if choice.case is None else load_case(choice.case),
             loops={name: load(name) for name in scenario.schedules},
             model=None if choice.model is None else preset(choice.model, choice.model_sizes),
+            keys=None if choice.keys is None else _ratios(choice.keys),
             trace=None if choice.trace is None else _durations(choice.trace),
             hardware=hardware,
         )
@@ -324,6 +328,14 @@ def _filled(scenario: Scenario, hardware: Mapping[str, Hardware]) -> Scenario:
         if needs and cluster.accelerator_hour is None:
             raise CaseError(f"clusters.{name}.accelerator_hour: its topology has no price; give one")
     return msgspec.structs.replace(scenario, clusters=clusters)
+
+
+def _ratios(keys: Keys) -> KeyRatios:
+    """The key files of a scenario, read."""
+    files = read_key_files(
+        keys.files, columns=keys.columns or None, order_by=keys.order_by, sequence=keys.sequence, only=True
+    )
+    return KeyRatios(files, drawn=keys.resample, seed=keys.seed)
 
 
 def _durations(trace: str) -> pd.DataFrame:

@@ -172,6 +172,9 @@ def _beside(scenario: Scenario, folder: Path) -> Scenario:
         return str(folder / name) if name is not None and (folder / name).is_file() else name
 
     choice = scenario.workload
+    keys = choice.keys
+    if keys is not None:
+        keys = msgspec.structs.replace(keys, files=tuple(found(file) or file for file in keys.files))
     clusters = {
         name: msgspec.structs.replace(cluster, topology=found(cluster.topology))
         for name, cluster in scenario.clusters.items()
@@ -179,7 +182,7 @@ def _beside(scenario: Scenario, folder: Path) -> Scenario:
     return msgspec.structs.replace(
         scenario,
         clusters=clusters,
-        workload=msgspec.structs.replace(choice, case=found(choice.case), trace=found(choice.trace)),
+        workload=msgspec.structs.replace(choice, case=found(choice.case), trace=found(choice.trace), keys=keys),
         schedules=tuple(_known(found(name)) for name in scenario.schedules),
     )
 

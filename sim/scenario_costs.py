@@ -127,7 +127,15 @@ def _on_hardware(
 ) -> OpTimes:
     hardware = grid.hardware[place.cluster]
     if grid.model is not None:
-        demands = model_demands(grid.model, hardware, loop, place.batch_per_worker, place.world_size)
+        demands = model_demands(
+            grid.model,
+            hardware,
+            loop,
+            batch_per_worker=place.batch_per_worker,
+            world_size=place.world_size,
+            domain_size=place.domain_size,
+            keys=grid.keys,
+        )
     elif grid.case is not None and law is not None and values is not None:
         demands = case_demands(grid.case, law, values, loop, place.world_size)
     else:

@@ -9,12 +9,13 @@ from dataclasses import replace
 from nestpipe.ir import ALL_TO_ALLS, COLLECTIVES, COMPUTE, Loop, MicroBlock, Op, OpKind
 from nestpipe.units import NS_PER_US
 from sim.costs import Jitter
-from sim.demand import Demand, demands_of_case, demands_of_preset
+from sim.demand import Demand, demands_of_case, demands_of_preset, num_owners
 from sim.hardware import HardwareCosts
 from sim.run import home_cluster
 from sim.scenario_parts import Factors, MicroBatching
 from topologies.cluster import Cluster as Hardware
 from traces.case import Case, Workload
+from traces.key_scale import KeyRatios
 from traces.models import WorkloadModel
 
 __all__ = ["blocks_of", "case_demands", "changed", "hardware_costs", "hardware_times", "model_demands"]
@@ -25,10 +26,26 @@ _COMPUTED = COMPUTE | {OpKind.DEDUP}
 
 
 def model_demands(
-    model: WorkloadModel, hardware: Hardware, loop: Loop, batch_per_worker: int, world_size: int
+    model: WorkloadModel,
+    hardware: Hardware,
+    loop: Loop,
+    *,
+    batch_per_worker: int,
+    world_size: int,
+    domain_size: int | None,
+    keys: KeyRatios | None,
 ) -> dict[OpKind, Demand]:
-    """What a model's ops ask for; keys are taken to never repeat."""
-    return demands_of_preset(model, hardware, loop, batch=batch_per_worker, world_size=world_size)
+    """What a model's ops ask for; without `keys` no key repeats.
+
+    Raises:
+        TraceError: if the keys say nothing about such a configuration.
+    """
+    statistics = None
+    if keys is not None:
+        statistics = keys.at(batch_per_worker, num_owners(loop, world_size, domain_size), loop.micro_batches)
+    return demands_of_preset(
+        model, hardware, loop, batch=batch_per_worker, world_size=world_size, statistics=statistics
+    )
 
 
 def case_demands(

@@ -21,6 +21,7 @@ __all__ = [
     "Factors",
     "Failures",
     "JitterModel",
+    "Keys",
     "Memory",
     "MicroBatching",
     "Objective",
@@ -57,6 +58,32 @@ def within(name: str, value: float | None, low: float = 0.0, high: float = math.
         raise ValueError(f"{name} must be {expected}, got {value:g}")
 
 
+class Keys(Config, frozen=True, kw_only=True):
+    """Key files whose ratios of repeated keys a model's lookups have; see docs/keys.md.
+
+    Attributes:
+        files: one after the other.
+        columns: which hold keys; the layout's own choice without.
+        order_by: column to sort the samples by; file order without.
+        sequence: makes samples of user histories of so many items; needs two columns, user and item.
+        resample: draws samples with replacement where the files are too short; extrapolates otherwise.
+        seed: of the draw and of clustering.
+    """
+
+    files: tuple[str, ...]
+    columns: tuple[str, ...] = ()
+    order_by: str | None = None
+    sequence: int | None = None
+    resample: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.files:
+            raise ValueError("files: give at least one")
+        within("sequence", self.sequence, 1)
+        within("seed", self.seed, 0)
+
+
 class WorkloadChoice(Config, frozen=True, kw_only=True):
     """Where the times of the ops come from: exactly one of case, trace and model.
 
@@ -64,6 +91,7 @@ class WorkloadChoice(Config, frozen=True, kw_only=True):
         case: a published cluster, by name or file; moves to a topology if the case names its own.
         trace: a trace table; it must say how many samples a rank trained per step, `recorded_batch_per_worker`.
         model: a workload model; needs clusters with a topology.
+        keys: key files that the model's lookups are like; without them no key repeats.
         model_sizes: replaces sizes of the model, such as dim, layers, sequence_length or num_items.
         assumptions: replaces values that a case assumes.
         compute_efficiency: share of an accelerator's arithmetic rate that is reached on a topology; assumed.
@@ -73,6 +101,7 @@ class WorkloadChoice(Config, frozen=True, kw_only=True):
     trace: str | None = None
     model: str | None = None
     model_sizes: dict[str, int] = msgspec.field(default_factory=dict)
+    keys: Keys | None = None
     recorded_batch_per_worker: int | None = None
     compute_efficiency: float = 1.0
     assumptions: dict[str, float] = msgspec.field(default_factory=dict)
@@ -85,6 +114,8 @@ class WorkloadChoice(Config, frozen=True, kw_only=True):
             raise ValueError("assumptions belong to a case; drop them or give one")
         if self.model_sizes and self.model is None:
             raise ValueError("model_sizes belong to a model; drop them or give one")
+        if self.keys is not None and self.model is None:
+            raise ValueError("keys belong to a model; a case or a trace states times, which keys do not change")
         if (self.trace is None) != (self.recorded_batch_per_worker is None):
             raise ValueError("trace and recorded_batch_per_worker belong together")
         within("recorded_batch_per_worker", self.recorded_batch_per_worker, 1)

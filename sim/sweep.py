@@ -19,7 +19,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from nestpipe.errors import CaseError
 from nestpipe.text import show
 from sim.constraints import better, violations
-from sim.evaluate import Evaluator
+from sim.evaluate import Evaluator, with_keys_known
 from sim.grid import Grid
 from sim.sweep_backends import Backend, Chunk, backend
 from sim.sweep_store import Store, as_frame, schema_of
@@ -89,7 +89,7 @@ def digest(grid: Grid) -> str:
     parts = [
         release,
         msgspec.json.encode(grid.scenario, order="sorted").decode(),
-        *(repr(each) for each in (grid.case, grid.model, sorted(grid.hardware.items())) if each),
+        *(repr(each) for each in (grid.case, grid.model, grid.keys, sorted(grid.hardware.items())) if each),
         "" if grid.trace is None else str(pd.util.hash_pandas_object(grid.trace.astype(str)).sum()),
         *(show(grid.loops[name]) for name in sorted(grid.loops)),
     ]
@@ -106,7 +106,7 @@ def sweep(grid: Grid, *, workers: int = 1, dask: str | None = None, progress: Pr
         progress: told how many configurations of how many are done.
     """
     tables: list[pa.Table] = []
-    packed = pickle.dumps(grid)
+    packed = pickle.dumps(with_keys_known(grid))
     with backend(workers, dask) as run:
         for rung, (num, seeds) in enumerate(_rungs(grid, len(grid.chosen()))):
             indices = grid.chosen() if rung == 0 else _survivors(grid, iter(tables), num)
@@ -151,7 +151,7 @@ def _fill(store: Store, grid: Grid, chunks: _Chunks, run: Backend, progress: Pro
     rung = chunks.rung
     finished = sum(len(chunks[i].indices) for i in range(len(chunks)) if store.has(rung, i))
     todo = (chunks[i] for i in range(len(chunks)) if not store.has(rung, i))
-    for chunk, table in run(pickle.dumps(grid), todo):
+    for chunk, table in run(pickle.dumps(with_keys_known(grid)), todo):
         store.add(rung, chunk.number, table)
         finished += table.num_rows
         if progress is not None:

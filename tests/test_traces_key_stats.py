@@ -211,8 +211,8 @@ def test_extrapolation_from_half_a_stream_meets_what_the_whole_measures() -> Non
 def test_resampling_is_seeded_and_has_no_new_key() -> None:
     stream = generate_stream(criteo_like(4), 300, np.random.default_rng(0))
     one, two = (resample(stream, 1000, np.random.default_rng(7)) for _ in range(2))
-    assert np.array_equal(one.values, two.values)
-    assert set(one.row_keys().tolist()) <= set(stream.row_keys().tolist())
+    assert np.array_equal(one.code, two.code)
+    assert set(one.keys[one.code].tolist()) <= set(stream.row_keys().tolist())
     assert "resampled" in one.source
 
 
@@ -294,7 +294,7 @@ def test_cluster_command_writes_the_assignment(log: str, tmp_path: Path) -> None
         (["--batch", "32", "--world-size", "5000000", "--resample"], "320,000,000 samples .* draw at most 33,333,333"),
         (["--column", "itme"], "did you mean 'item'"),
         (["--order-by", "when"], "unknown column 'when'"),
-        (["--sequence", "5"], "--sequence needs two columns"),
+        (["--sequence", "5"], "a sequence needs two columns, the user and the item: name both"),
     ],
 )
 def test_bad_usage_is_one_clear_error(log: str, arguments: list[str], message: str) -> None:

@@ -187,12 +187,17 @@ def test_key_statistics_drive_keys_and_bytes() -> None:
     counts = key_counts(model, 64, 4, statistics)
     assert counts.lookups == 64 * 26
     assert counts.sent == round(counts.lookups * statistics.unique_ratio_per_rank)
-    assert counts.rows < counts.sent < sum(counts.sent_by_micro_batch) < counts.lookups
+    skew = statistics.owner_skew
+    assert counts.received == pytest.approx(counts.sent * skew, abs=1)
+    assert counts.rows == pytest.approx(
+        counts.sent * statistics.rows_per_owner_max / statistics.unique_keys_per_rank, abs=1
+    )
+    assert counts.rows < counts.sent < counts.received < sum(counts.rows_by_micro_batch) < counts.lookups * skew
     frame = trace(model, statistics=statistics)
     keys = frame.query("kind == 'all_to_all[keys]'").iloc[0]
-    assert keys["bytes"] == 8 * counts.sent
+    assert keys["bytes"] == 8 * counts.received
     sent = frame.query("kind == 'all_to_all[rows]'")["bytes"].sum()
-    assert sent == pytest.approx(sum(counts.sent_by_micro_batch) * model.row_bytes)
+    assert sent == pytest.approx(sum(counts.rows_by_micro_batch) * model.row_bytes)
     assert frame.query("kind == 'sync'")["unique_keys"].iloc[0] == counts.shared_rows > 0
     with pytest.raises(TraceError, match="no duplication for 2 micro-batches; they have 4"):
         trace(model, statistics=statistics, micro_batches=2)
@@ -200,7 +205,7 @@ def test_key_statistics_drive_keys_and_bytes() -> None:
 
 def test_without_statistics_no_key_repeats() -> None:
     counts = key_counts(preset("dlrm"), 10, 3, None)
-    assert counts.sent == counts.rows == counts.lookups == sum(counts.sent_by_micro_batch)
+    assert counts.sent == counts.rows == counts.lookups == sum(counts.rows_by_micro_batch)
     assert counts.shared_rows == 0
 
 

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from nestpipe.errors import TraceError
 from traces.key_nets import Nets, Stack, leaders, merge
-from traces.key_sets import KeySets, dense_codes
+from traces.key_sets import CodedStream, KeySets
 from traces.key_stream import KeyStream
 
 __all__ = ["cluster_keys", "cluster_stream", "clustered_order", "duplicate_rows"]
@@ -169,12 +169,12 @@ def duplicate_rows(stream: KeyStream, batch: int, micro_batch: Int, num_micro_ba
     """Rows that the micro-batches of each batch send beyond the unique keys of the batch: int64 (batches,)."""
     part = stream.slice(0, len(micro_batch))
     batches = part.num_samples // batch
-    keys, codes = dense_codes(part)
+    coded = CodedStream.of(part)
     sample = part.sample_of_lookup()
     group = sample // batch * num_micro_batches + micro_batch[sample]
-    sent = KeySets.of(group, codes, batches * num_micro_batches, len(keys)).sizes().reshape(batches, num_micro_batches)
-    least = KeySets.of(sample // batch, codes, batches, len(keys)).sizes()
-    return np.asarray(sent.sum(axis=1) - least, dtype=np.int64)
+    sent = KeySets.of(group, coded.code, batches * num_micro_batches, len(coded.keys)).sizes()
+    least = coded.sets(batch).sizes()
+    return np.asarray(sent.reshape(batches, num_micro_batches).sum(axis=1) - least, dtype=np.int64)
 
 
 def _cluster_stack(stack: Stack, num_micro_batches: int, rng: np.random.Generator) -> Int:

@@ -8,10 +8,12 @@ over batches.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 
@@ -19,16 +21,19 @@ from nestpipe.errors import TraceError
 from traces.key_stream import KeyStream
 
 __all__ = [
+    "CodedStream",
     "KeySets",
     "MicroBatchDuplication",
     "StreamStatistics",
     "dense_codes",
     "mean_ratio",
     "micro_batch_duplication",
+    "pieces",
     "stream_statistics",
 ]
 
 _ZIPF_LS_RANKS = 1000
+_PIECE: Final = 1 << 21
 _TOP_SHARES = (0.001, 0.01, 0.1)
 
 Assign = Callable[[KeyStream, int, int], NDArray[np.int64]]
@@ -83,49 +88,186 @@ class MicroBatchDuplication:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeySets:
-    """The key sets of groups of lookups: the distinct (group, code) pairs in order, and how often each occurs."""
+class CodedStream:
+    """A stream whose keys are numbers of distinct keys: all that counting needs, at 4 bytes a lookup.
 
-    group: NDArray[np.int64]
-    code: NDArray[np.int64]
-    count: NDArray[np.int64]
-    num_groups: int
+    Attributes:
+        keys: uint64 (distinct,), the distinct row keys, ascending.
+        code: int32 (lookups,), index into `keys`.
+        first: int64 (samples + 1,), where each sample's lookups start.
+        source: of the stream.
+    """
+
+    keys: NDArray[np.uint64]
+    code: NDArray[np.int32]
+    first: NDArray[np.int64]
+    source: str
+
+    @classmethod
+    def of(cls, stream: KeyStream | CodedStream) -> CodedStream:
+        """The stream coded; what is coded already is returned as it is."""
+        if isinstance(stream, CodedStream):
+            return stream
+        keys, code = dense_codes(stream)
+        return cls(keys=keys, code=code, first=np.ascontiguousarray(stream.sample_offsets), source=stream.source)
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.first) - 1
+
+    @property
+    def num_lookups(self) -> int:
+        return len(self.code)
+
+    def runs(self, samples: int, num_runs: int | None = None) -> NDArray[np.int64]:
+        """Where the lookups of consecutive runs of `samples` samples start and the last one ends; full runs only."""
+        most = self.num_samples // samples
+        return self.first[: (most if num_runs is None else num_runs) * samples + 1 : samples]
+
+    def sets(self, samples: int, num_runs: int | None = None) -> KeySets:
+        """The key sets of consecutive runs of `samples` samples."""
+        return KeySets.of_runs(self.runs(samples, num_runs), self.code, len(self.keys))
+
+    def take(self, samples: NDArray[np.int64]) -> CodedStream:
+        """The given samples in the given order; a sample may appear more than once."""
+        lengths = np.diff(self.first)[samples]
+        first = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        code = np.empty(first[-1], dtype=np.int32)
+        for start, stop in pieces(first):
+            low, high = first[start], first[stop]
+            shift = self.first[samples[start:stop]] - first[start:stop]
+            code[low:high] = self.code[np.repeat(shift, lengths[start:stop]) + np.arange(low, high)]
+        return CodedStream(keys=self.keys, code=code, first=first, source=self.source)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeySets:
+    """The key sets of groups of lookups: for each group its distinct codes in order, and how often each occurs.
+
+    Attributes:
+        bounds: int64 (groups + 1,), where the codes of each group start.
+        code: (pairs,), ascending within a group.
+        count: (pairs,), lookups of the group that have the code.
+        num_codes: number of different codes there are.
+    """
+
+    bounds: NDArray[np.int64]
+    code: NDArray[np.integer[Any]]
+    count: NDArray[np.integer[Any]]
     num_codes: int
 
     @classmethod
-    def of(cls, group: NDArray[np.int64], code: NDArray[np.int64], num_groups: int, num_codes: int) -> KeySets:
-        """The sets of `num_groups` groups; `group` and `code` are int64 (lookups,)."""
+    def of(cls, group: NDArray[np.int64], code: NDArray[np.integer[Any]], num_groups: int, num_codes: int) -> KeySets:
+        """The sets of `num_groups` groups whose lookups are in any order; `group` and `code` are (lookups,)."""
         pairs, count = np.unique(group * num_codes + code, return_counts=True)
-        group, code = np.divmod(pairs, max(num_codes, 1))
-        return cls(group=group, code=code, count=count, num_groups=num_groups, num_codes=num_codes)
+        bounds = np.searchsorted(pairs, np.arange(num_groups + 1) * num_codes)
+        return cls(bounds=bounds, code=pairs % max(num_codes, 1), count=count, num_codes=num_codes)
+
+    @classmethod
+    def of_runs(
+        cls,
+        bounds: NDArray[np.int64],
+        code: NDArray[np.integer[Any]],
+        num_codes: int,
+        count: NDArray[np.integer[Any]] | None = None,
+    ) -> KeySets:
+        """The sets of consecutive runs of lookups, run g from bounds[g] to bounds[g + 1]; a piece at a time.
+
+        Args:
+            bounds: int64 (groups + 1,).
+            code: (lookups,).
+            num_codes: number of different codes.
+            count: (lookups,), how often each lookup counts; once without.
+        """
+        codes, counts, ends = [np.zeros(0, np.int32)], [np.zeros(0, np.int32)], [np.zeros(1, np.int64)]
+        for start, stop in pieces(bounds):
+            part = slice(bounds[start], bounds[stop])
+            pairs = _numbered(bounds, start, stop) * num_codes + code[part]
+            if count is None:
+                pairs, lookups = np.unique(pairs, return_counts=True)
+                found = lookups.astype(np.int32)
+            else:
+                order = np.argsort(pairs)
+                pairs = pairs[order]
+                begin = np.flatnonzero(np.diff(pairs, prepend=-1))
+                found = (np.add.reduceat(count[part][order], begin) if len(begin) else count[:0]).astype(np.int32)
+                pairs = pairs[begin]
+            ends.append(np.searchsorted(pairs, np.arange(1, stop - start + 1) * num_codes) + ends[-1][-1])
+            codes.append((pairs % max(num_codes, 1)).astype(np.int32))
+            counts.append(found)
+        return cls(
+            bounds=np.concatenate(ends), code=np.concatenate(codes), count=np.concatenate(counts), num_codes=num_codes
+        )
+
+    @property
+    def num_groups(self) -> int:
+        return len(self.bounds) - 1
 
     def sizes(self) -> NDArray[np.int64]:
         """Unique keys of each group: int64 (groups,)."""
-        return np.bincount(self.group, minlength=self.num_groups)
+        return np.diff(self.bounds)
 
     def lookups(self) -> NDArray[np.int64]:
         """Lookups of each group: int64 (groups,)."""
-        return np.bincount(self.group, weights=self.count, minlength=self.num_groups).astype(np.int64)
+        total = np.concatenate([[0], np.cumsum(self.count, dtype=np.int64)])
+        return np.diff(total[self.bounds])
+
+    def joined(self, groups: int) -> KeySets:
+        """The sets of every `groups` consecutive groups together."""
+        return KeySets.of_runs(self.bounds[::groups], self.code, self.num_codes, self.count)
 
     def shared(self, distance: int) -> KeySets:
         """Of each set the keys that the group `distance` before has too, with their counts here."""
-        pairs = self.group * self.num_codes + self.code
-        earlier = pairs - distance * self.num_codes
-        spot = np.minimum(np.searchsorted(pairs, earlier), max(len(pairs) - 1, 0))
-        hit = pairs[spot] == earlier
+        sizes = np.zeros(self.num_groups, dtype=np.int64)
+        codes, counts = [self.code[:0]], [self.count[:0]]
+        later = self.bounds[min(distance, self.num_groups) :]
+        for start, stop in pieces(later):
+            here = slice(later[start], later[stop])
+            before = slice(self.bounds[start], self.bounds[stop])
+            group = _numbered(later, start, stop)
+            pairs = group * self.num_codes + self.code[here]
+            earlier = _numbered(self.bounds, start, stop) * self.num_codes + self.code[before]
+            spot = np.minimum(np.searchsorted(earlier, pairs), max(len(earlier) - 1, 0))
+            hit = earlier[spot] == pairs if len(earlier) else np.zeros(len(pairs), dtype=bool)
+            sizes[distance + start : distance + stop] = np.bincount(group[hit], minlength=stop - start)
+            codes.append(self.code[here][hit])
+            counts.append(self.count[here][hit])
         return KeySets(
-            group=self.group[hit],
-            code=self.code[hit],
-            count=self.count[hit],
-            num_groups=self.num_groups,
+            bounds=np.concatenate([[0], np.cumsum(sizes)]),
+            code=np.concatenate(codes),
+            count=np.concatenate(counts),
             num_codes=self.num_codes,
         )
 
+    def cells(self, owner: NDArray[np.int64], world_size: int) -> Iterator[tuple[slice, NDArray[np.int64]]]:
+        """A piece at a time: which pairs, and for each of them `group * world_size + owner`."""
+        for start, stop in pieces(self.bounds):
+            part = slice(self.bounds[start], self.bounds[stop])
+            yield part, (_numbered(self.bounds, start, stop) + start) * world_size + owner[self.code[part]]
 
-def dense_codes(stream: KeyStream) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+
+def pieces(bounds: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Runs of consecutive groups with some two million entries together, at least one group each."""
+    start, num = 0, len(bounds) - 1
+    while start < num:
+        stop = max(start + 1, int(np.searchsorted(bounds, bounds[start] + _PIECE, side="right")) - 1)
+        yield start, stop
+        start = stop
+
+
+def _numbered(bounds: NDArray[np.int64], start: int, stop: int) -> NDArray[np.int64]:
+    """For each entry of groups start to stop the number of its group, from 0."""
+    return np.repeat(np.arange(stop - start, dtype=np.int64), np.diff(bounds[start : stop + 1]))
+
+
+def dense_codes(stream: KeyStream) -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
     """The distinct row keys of a stream in order, and for each lookup the index of its key among them."""
-    keys, codes = np.unique(stream.row_keys(), return_inverse=True)
-    return keys, codes.astype(np.int64)
+    encoded = pa.array(stream.row_keys()).dictionary_encode()
+    keys = encoded.dictionary.to_numpy()
+    order = np.argsort(keys)
+    place = np.empty(len(keys), dtype=np.int32)
+    place[order] = np.arange(len(keys), dtype=np.int32)
+    return keys[order], place[encoded.indices.to_numpy()]
 
 
 def mean_ratio(part: NDArray[np.int64], whole: NDArray[np.int64]) -> float | None:
@@ -134,7 +276,7 @@ def mean_ratio(part: NDArray[np.int64], whole: NDArray[np.int64]) -> float | Non
     return float(np.mean(part[filled] / whole[filled])) if filled.any() else None
 
 
-def stream_statistics(stream: KeyStream, batch: int) -> StreamStatistics:
+def stream_statistics(stream: KeyStream | CodedStream, batch: int) -> StreamStatistics:
     """Skew of the whole stream, and unique ratio and overlap of its batches of `batch` samples.
 
     Raises:
@@ -142,25 +284,23 @@ def stream_statistics(stream: KeyStream, batch: int) -> StreamStatistics:
     """
     if batch < 1:
         raise TraceError(f"batch must be at least 1 sample, got {batch}")
-    keys, codes = dense_codes(stream)
-    frequency = -np.sort(-np.bincount(codes))
-    batches = stream.num_samples // batch
-    part = stream.slice(0, batches * batch)
-    sets = KeySets.of(part.sample_of_lookup() // batch, codes[: part.num_lookups], batches, len(keys))
+    coded = CodedStream.of(stream)
+    frequency = -np.sort(-np.bincount(coded.code))
+    sets = coded.sets(batch)
     again = sets.shared(1)
     fit, ranks = _zipf_least_squares(frequency)
-    total = max(stream.num_lookups, 1)
-    top = [float(frequency[: max(1, round(len(keys) * share))].sum() / total) for share in _TOP_SHARES]
+    total = max(coded.num_lookups, 1)
+    top = [float(frequency[: max(1, round(len(coded.keys) * share))].sum() / total) for share in _TOP_SHARES]
     return StreamStatistics(
-        samples=stream.num_samples,
-        lookups=stream.num_lookups,
-        unique=len(keys),
+        samples=coded.num_samples,
+        lookups=coded.num_lookups,
+        unique=len(coded.keys),
         zipf_ls=fit,
         zipf_ls_ranks=ranks,
         zipf_mle=_zipf_maximum_likelihood(frequency),
         top_shares=(top[0], top[1], top[2]),
         batch=batch,
-        batches=batches,
+        batches=sets.num_groups,
         unique_ratio=mean_ratio(sets.sizes(), sets.lookups()),
         overlap_unique=mean_ratio(again.sizes()[1:], sets.sizes()[1:]),
         overlap_lookups=mean_ratio(again.lookups()[1:], sets.lookups()[1:]),
@@ -216,13 +356,13 @@ def micro_batch_duplication(
     if batches < 1:
         raise TraceError(f"{stream.source}: {stream.num_samples} samples do not fill one batch of {batch}")
     part = stream.slice(0, batches * batch)
-    keys, codes = dense_codes(part)
+    coded = CodedStream.of(part)
     sample = part.sample_of_lookup()
-    base = KeySets.of(sample // batch, codes, batches, len(keys)).sizes()
+    base = coded.sets(batch).sizes()
 
     def sent(micro_batch: NDArray[np.int64]) -> KeySets:
         group = sample // batch * micro_batches + micro_batch[sample]
-        return KeySets.of(group, codes, batches * micro_batches, len(keys))
+        return KeySets.of(group, coded.code, batches * micro_batches, len(coded.keys))
 
     def factor(sets: KeySets) -> float:
         return mean_ratio(sets.sizes().reshape(batches, micro_batches).sum(axis=1), base) or 1.0

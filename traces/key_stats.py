@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from nestpipe.errors import TraceError
 from traces.key_sets import (
+    CodedStream,
     KeySets,
     MicroBatchDuplication,
     StreamStatistics,
-    dense_codes,
     mean_ratio,
     micro_batch_duplication,
     stream_statistics,
@@ -26,6 +26,7 @@ from traces.key_sets import (
 from traces.key_stream import KeyStream, owner_of
 
 __all__ = [
+    "CodedStream",
     "KeyStatistics",
     "MicroBatchDuplication",
     "StreamStatistics",
@@ -96,16 +97,16 @@ class KeyStatistics:
     source: str
 
 
-def largest_world_size(stream: KeyStream, batch: int, num_batches: int = 2) -> int:
+def largest_world_size(stream: KeyStream | CodedStream, batch: int, num_batches: int = 2) -> int:
     """Most ranks for which the stream fills `num_batches` global batches; 0 where it cannot fill one rank's."""
     return stream.num_samples // (batch * num_batches)
 
 
-def resample(stream: KeyStream, num_samples: int, rng: np.random.Generator) -> KeyStream:
+def resample(stream: KeyStream | CodedStream, num_samples: int, rng: np.random.Generator) -> CodedStream:
     """`num_samples` samples drawn with replacement: no key that the stream lacks, so unique counts are low bounds.
 
     Raises:
-        TraceError: if they would hold more than 100 million lookups, for which statistics need some 8 GB.
+        TraceError: if they would hold more than 100 million lookups, which need some 2 GB.
     """
     lookups = num_samples * max(1.0, stream.num_lookups / max(1, stream.num_samples))
     if lookups > _RESAMPLED_LOOKUPS_MAX:
@@ -115,26 +116,24 @@ def resample(stream: KeyStream, num_samples: int, rng: np.random.Generator) -> K
             f"the {_RESAMPLED_LOOKUPS_MAX:,} that are kept in memory; draw at most {fits:,} samples (a smaller "
             "batch or world size), or extrapolate"
         )
-    drawn = stream.take(rng.integers(0, stream.num_samples, num_samples))
+    drawn = CodedStream.of(stream).take(rng.integers(0, stream.num_samples, num_samples))
     return replace(drawn, source=f"{stream.source} (resampled with replacement to {num_samples} samples)")
 
 
-def split_matrix(stream: KeyStream, batch: int, world_size: int) -> NDArray[np.int64]:
+def split_matrix(stream: KeyStream | CodedStream, batch: int, world_size: int) -> NDArray[np.int64]:
     """Keys each rank sends to each owner in the first global batch, after the rank's dedup: int64 (rank, owner).
 
     Raises:
         TraceError: the stream has less than one global batch.
     """
     _check_fill(stream, batch, world_size)
-    part = stream.slice(0, batch * world_size)
-    keys, codes = dense_codes(part)
-    sets = KeySets.of(part.sample_of_lookup() // batch, codes, world_size, len(keys))
-    cells = sets.group * world_size + owner_of(keys, world_size)[sets.code]
-    return np.bincount(cells, minlength=world_size**2).reshape(world_size, world_size)
+    coded = CodedStream.of(stream)
+    matrix = _loads(coded.sets(batch, world_size), owner_of(coded.keys, world_size), world_size)
+    return matrix.astype(np.int64)
 
 
 def key_statistics(
-    stream: KeyStream,
+    stream: KeyStream | CodedStream,
     *,
     batch: int,
     world_size: int,
@@ -147,24 +146,22 @@ def key_statistics(
         TraceError: the stream has less than one global batch.
     """
     num_batches = _check_fill(stream, batch, world_size)
-    part = stream.slice(0, num_batches * batch * world_size)
-    keys, codes = dense_codes(part)
-    owner = owner_of(keys, world_size)
-    rank_batch = part.sample_of_lookup() // batch
-    ranks = KeySets.of(rank_batch, codes, num_batches * world_size, len(keys))
-    whole = KeySets.of(rank_batch // world_size, codes, num_batches, len(keys))
-    received = _loads(ranks.group // world_size, owner[ranks.code], num_batches, world_size)
-    rows = _loads(whole.group, owner[whole.code], num_batches, world_size)
-    raw = _loads(whole.group, owner[whole.code], num_batches, world_size, whole.count)
+    coded = CodedStream.of(stream)
+    owner = owner_of(coded.keys, world_size)
+    ranks = coded.sets(batch, num_batches * world_size)
+    whole = ranks.joined(world_size)
+    received = _loads(ranks, owner, world_size, ranks_per_step=world_size)
+    rows = _loads(whole, owner, world_size)
+    raw = _loads(whole, owner, world_size, counted=True)
     rank_again = ranks.shared(world_size)
     again = whole.shared(1)
-    shared = _loads(again.group, owner[again.code], num_batches, world_size)[1:]
+    shared = _loads(again, owner, world_size)[1:]
     pairs = (num_batches - 1) * world_size
     return KeyStatistics(
         batch=batch,
         world_size=world_size,
         num_batches=num_batches,
-        lookups_per_rank=len(codes) / (num_batches * world_size),
+        lookups_per_rank=float(ranks.lookups().mean()),
         unique_keys_per_rank=float(received.mean()),
         unique_ratio_per_rank=mean_ratio(ranks.sizes(), ranks.lookups()) or 1.0,
         received_keys_per_owner_max=_mean_max(received),
@@ -186,7 +183,7 @@ def key_statistics(
     )
 
 
-def _check_fill(stream: KeyStream, batch: int, world_size: int) -> int:
+def _check_fill(stream: KeyStream | CodedStream, batch: int, world_size: int) -> int:
     """Number of global batches that the stream fills, at least one."""
     if world_size < 1 or batch < 1:
         raise TraceError(f"batch and world size must be at least 1, got {batch} and {world_size}")
@@ -205,15 +202,20 @@ def _check_fill(stream: KeyStream, batch: int, world_size: int) -> int:
 
 
 def _loads(
-    step: NDArray[np.int64],
-    owner: NDArray[np.int64],
-    num_batches: int,
-    world_size: int,
-    weights: NDArray[np.int64] | None = None,
+    sets: KeySets, owner: NDArray[np.int64], world_size: int, *, ranks_per_step: int = 1, counted: bool = False
 ) -> NDArray[np.float64]:
-    """Keys per owner and step: float64 (steps, owners)."""
-    counts = np.bincount(step * world_size + owner, weights=weights, minlength=num_batches * world_size)
-    return counts.astype(np.float64).reshape(num_batches, world_size)
+    """Keys per owner and step: float64 (steps, owners); a step is one group or `ranks_per_step`."""
+    loads = np.zeros((sets.num_groups // ranks_per_step, world_size))
+    flat = loads.reshape(-1)
+    for part, cells in sets.cells(owner, world_size):
+        if ranks_per_step > 1:
+            group, own = np.divmod(cells, world_size)
+            cells = group // ranks_per_step * world_size + own
+        if len(cells):
+            low = int(cells.min())
+            found = np.bincount(cells - low, weights=sets.count[part] if counted else None)
+            flat[low : low + len(found)] += found
+    return loads
 
 
 def _mean_max(loads: NDArray[np.float64]) -> float:
@@ -223,16 +225,16 @@ def _mean_max(loads: NDArray[np.float64]) -> float:
 
 def _split_skew(ranks: KeySets, owner: NDArray[np.int64], world_size: int) -> float:
     """Largest split over the mean split, mean over the global batches."""
-    cells, counts = np.unique(ranks.group * world_size + owner[ranks.code], return_counts=True)
-    num_batches = ranks.num_groups // world_size
-    largest = np.zeros(num_batches)
-    np.maximum.at(largest, cells // world_size**2, counts)
-    total = np.bincount(ranks.group // world_size, minlength=num_batches)
+    largest = np.zeros(ranks.num_groups // world_size)
+    for _, cells in ranks.cells(owner, world_size):
+        found, counts = np.unique(cells, return_counts=True)
+        np.maximum.at(largest, found // world_size**2, counts)
+    total = np.diff(ranks.bounds[::world_size])
     return mean_ratio((largest * world_size**2).astype(np.int64), total) or 1.0
 
 
 def extrapolated_statistics(
-    stream: KeyStream, *, batch: int, world_size: int, duplication: tuple[MicroBatchDuplication, ...] = ()
+    stream: KeyStream | CodedStream, *, batch: int, world_size: int, duplication: tuple[MicroBatchDuplication, ...] = ()
 ) -> KeyStatistics:
     """The same counts at a world size that the stream is too short for, from how they grow inside the stream.
 
@@ -250,19 +252,17 @@ def extrapolated_statistics(
     batches = stream.num_samples // batch if batch > 0 else 0
     if batches < 4:
         raise TraceError(f"{stream.source}: {batches} batches of {batch} samples are too few to extrapolate; needs 4")
-    keys, codes = dense_codes(stream)
-    part = stream.slice(0, batches * batch)
-    sets = KeySets.of(part.sample_of_lookup() // batch, codes[: part.num_lookups], batches, len(keys))
-    owner = owner_of(keys, world_size)
-    present = np.bincount(sets.code, minlength=len(keys)) / batches
-    frequency = np.bincount(codes, minlength=len(keys))
+    coded = CodedStream.of(stream)
+    owner = owner_of(coded.keys, world_size)
+    present = np.bincount(coded.sets(batch).code, minlength=len(coded.keys)) / batches
+    frequency = np.bincount(coded.code, minlength=len(coded.keys))
     received = world_size * np.bincount(owner, weights=present, minlength=world_size)
     lookups = np.bincount(owner, weights=frequency, minlength=world_size)
-    total, double = _heaps(stream, codes, batch, len(keys), np.array([1, 2]) * batch * world_size)
+    total, double = _heaps(coded, batch, np.array([1, 2]) * batch * world_size)
     rows, shared = total / world_size, max(0.0, 2 * total - double) / world_size
     log_ranks = 2 * float(np.log(world_size))
     return replace(
-        key_statistics(stream, batch=batch, world_size=1, duplication=duplication, origin="extrapolated"),
+        key_statistics(coded, batch=batch, world_size=1, duplication=duplication, origin="extrapolated"),
         world_size=world_size,
         received_keys_per_owner_max=float(received.max()),
         owner_skew=float(received.max() / received.mean()),
@@ -278,17 +278,10 @@ def extrapolated_statistics(
     )
 
 
-def _heaps(
-    stream: KeyStream, codes: NDArray[np.int64], batch: int, num_codes: int, samples: NDArray[np.int64]
-) -> tuple[float, ...]:
+def _heaps(coded: CodedStream, batch: int, samples: NDArray[np.int64]) -> tuple[float, ...]:
     """Distinct keys of runs of so many samples, by the power law through the largest three doublings in the stream."""
-    sample = stream.sample_of_lookup()
-    largest = batch << ((stream.num_samples // batch).bit_length() - 1)
+    largest = batch << ((coded.num_samples // batch).bit_length() - 1)
     sizes = np.array([largest // 4, largest // 2, largest])
-    unique = []
-    for size in sizes:
-        runs = stream.num_samples // int(size)
-        used = sample < runs * size
-        unique.append(KeySets.of(sample[used] // size, codes[used], runs, num_codes).sizes().mean())
+    unique = [coded.sets(int(size)).sizes().mean() for size in sizes]
     exponent, log_scale = np.polyfit(np.log(sizes), np.log(unique), 1)
     return tuple(float(value) for value in np.exp(log_scale + exponent * np.log(samples)))

@@ -16,6 +16,7 @@ __all__ = ["KeyStream", "concat_streams", "group_sequences", "mix64", "owner_of"
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
+_KEYED_SAMPLES = 1 << 16
 _S30, _S27, _S31 = np.uint64(30), np.uint64(27), np.uint64(31)
 
 
@@ -136,7 +137,13 @@ class KeyStream:
     def row_keys(self) -> NDArray[np.uint64]:
         """The key of each lookup as the pair (feature, value) in one word: uint64 (lookups,). See `row_keys`."""
         salts = np.array([text_key(name) for name in self.features], dtype=np.uint64)
-        return mix64(self.values ^ salts[self.feature_of_lookup()])
+        keys, width = np.empty_like(self.values), len(self.features)
+        for start in range(0, self.num_samples, _KEYED_SAMPLES):
+            offsets = self.offsets[start * width : (start + _KEYED_SAMPLES) * width + 1]
+            part = slice(offsets[0], offsets[-1])
+            salt = np.repeat(np.tile(salts, (len(offsets) - 1) // width), np.diff(offsets))
+            keys[part] = mix64(self.values[part] ^ salt)
+        return keys
 
     def slice(self, start: int, stop: int) -> KeyStream:
         """Samples start to stop; the values are a view."""
@@ -167,6 +174,8 @@ class KeyStream:
         for name in features:
             if name not in self.features:
                 raise TraceError(f"{self.source}: {unknown_name('feature', name, self.features)}")
+        if tuple(features) == self.features:
+            return self
         columns = np.array([self.features.index(name) for name in features], dtype=np.int64)
         width = len(self.features)
         bags = (np.arange(self.num_samples, dtype=np.int64)[:, None] * width + columns).ravel()

@@ -58,27 +58,30 @@ class AcceleratorRates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyCounts:
-    """Keys of a rank's step, whole numbers.
+    """Keys of a step of the rank that the others wait for, the one that owns most of them; whole numbers.
 
     Attributes:
-        lookups: before dedup.
-        sent: after the rank's dedup.
-        rows: what this rank's shard reads, after the owner's dedup.
-        shared_rows: of those, in the previous global batch too.
-        sent_by_micro_batch: rows this rank gets in each micro-batch; more than `sent` if rows are sent twice.
+        lookups: of its own batch, before dedup.
+        sent: of its own batch, after dedup.
+        received: what it gets as an owner, from all ranks: its share of the All2All of keys.
+        rows: what its shard reads, after the owner's dedup.
+        shared_rows: rows of a shard that were in the previous global batch too: what is copied between buffers.
+        rows_by_micro_batch: rows it sends as an owner in each micro-batch, and gets the gradients of; more than
+            `received` in all if rows are sent twice.
         source: of the ratios.
     """
 
     lookups: int
     sent: int
+    received: int
     rows: int
     shared_rows: int
-    sent_by_micro_batch: tuple[int, ...]
+    rows_by_micro_batch: tuple[int, ...]
     source: str
 
 
 def key_counts(model: WorkloadModel, batch: int, micro_batches: int, statistics: KeyStatistics | None) -> KeyCounts:
-    """The model's lookups with the ratios of a key stream; without one, no key repeats and none is shared.
+    """The model's lookups with the ratios of a key stream; without one, no key repeats, none is shared, all own alike.
 
     Args:
         model: looks up `model.lookups(batch)` keys a rank and step.
@@ -91,18 +94,25 @@ def key_counts(model: WorkloadModel, batch: int, micro_batches: int, statistics:
     """
     lookups = model.lookups(batch)
     if statistics is None:
-        sent = rows = lookups
-        shared, factor, source = 0, 1.0, "no key repeats"
+        sent = received = rows = total = lookups
+        shared, source = 0, "no key repeats"
     else:
-        sent = round(lookups * statistics.unique_ratio_per_rank)
-        rows = round(sent * statistics.rows_per_owner / statistics.unique_keys_per_rank)
-        shared = round(rows * (statistics.overlap_at_owner or 0.0))
-        factor = _duplication(statistics, micro_batches)
+        per_key = lookups * statistics.unique_ratio_per_rank / statistics.unique_keys_per_rank
+        sent = round(per_key * statistics.unique_keys_per_rank)
+        received = round(per_key * statistics.received_keys_per_owner_max)
+        rows = round(per_key * statistics.rows_per_owner_max)
+        shared = round(per_key * (statistics.shared_rows_per_owner_max or 0.0))
+        total = round(min(sent * _duplication(statistics, micro_batches), lookups) * statistics.owner_skew)
         source = f"key ratios {statistics.origin} from {statistics.source}"
-    total = min(round(sent * factor), lookups)
     parts = tuple(split_evenly(total, micro_batches, m) for m in range(micro_batches))
     return KeyCounts(
-        lookups=lookups, sent=sent, rows=rows, shared_rows=shared, sent_by_micro_batch=parts, source=source
+        lookups=lookups,
+        sent=sent,
+        received=received,
+        rows=rows,
+        shared_rows=shared,
+        rows_by_micro_batch=parts,
+        source=source,
     )
 
 
@@ -126,7 +136,9 @@ def synthesise(
     statistics: KeyStatistics | None = None,
     optimizer_floats_per_row: int = 1,
 ) -> pd.DataFrame:
-    """One step of one rank as rows of the trace table, all ranks being alike.
+    """One step as rows of the trace table: of the rank that the others wait for, see `KeyCounts`.
+
+    Collectives have the bytes that pass its link: what it sends or gets, whichever is more.
 
     Args:
         model: what the step computes.
@@ -178,18 +190,18 @@ class _Step:
         yield self._moved(
             OpKind.DEDUP, sort, memory, "radix sort, 8 passes", keys=counts.lookups, unique_keys=counts.sent
         )
-        yield self._sent(OpKind.ALL_TO_ALL_KEYS, counts.sent * _KEY_BYTES, counts.sent)
+        yield self._sent(OpKind.ALL_TO_ALL_KEYS, counts.received * _KEY_BYTES, counts.received)
         found = round(counts.rows * row_bytes)
         slow = min(rates.host_memory_bandwidth_bytes_per_s, rates.h2d_bandwidth_bytes_per_s)
         yield self._moved(
-            OpKind.LOOKUP, found, slow, "host rows over the host link", keys=counts.sent, unique_keys=counts.rows
+            OpKind.LOOKUP, found, slow, "host rows over the host link", keys=counts.received, unique_keys=counts.rows
         )
         copied = 2 * round(counts.shared_rows * self._stored)
         yield self._moved(OpKind.SYNC, copied, memory, "device copy", unique_keys=counts.shared_rows)
 
     def windows(self, counts: KeyCounts) -> Iterator[tuple[object, ...]]:
-        num = len(counts.sent_by_micro_batch)
-        for m, rows in enumerate(counts.sent_by_micro_batch):
+        num = len(counts.rows_by_micro_batch)
+        for m, rows in enumerate(counts.rows_by_micro_batch):
             samples = split_evenly(self.batch, num, m)
             size = round(rows * self.model.row_bytes)
             yield self._sent(OpKind.ALL_TO_ALL_ROWS, size, rows, micro_batch=m)

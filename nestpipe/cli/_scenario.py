@@ -48,9 +48,27 @@ def facts_of(grid: Grid, **more: object) -> dict[str, object]:
         scenario_digest=digest(grid),
         workload=name,
         workload_source=None if grid.case is None else grid.case.source,
+        **key_facts(grid),
         seeds=f"{scenario.seed} to {scenario.seed + scenario.seeds - 1}" if scenario.is_random else None,
         **more,
     )
+
+
+def key_facts(grid: Grid) -> dict[str, object]:
+    """Which keys size a model's lookups, and what of that is not measured; nothing without keys."""
+    from sim.evaluate import with_keys_known
+
+    keys = with_keys_known(grid).keys
+    if keys is None:
+        return {}
+    ranks = {origin: ", ".join(f"{size:,}" for size in sizes) for origin, sizes in keys.origins().items()}
+    own = f"{keys.lookups_per_sample:.4g} keys a sample"
+    return {
+        "keys": f"{', '.join(keys.facts['files'])} ({keys.facts['file_format']}, {keys.facts['order']} order)",
+        "keys_digest": keys.digest,
+        "keys_at_owners": "; ".join(f"{origin} at {sizes} ranks" for origin, sizes in ranks.items()),
+        "keys_assumed": f"the model's lookups repeat as those of {own} do; ranks wait for the busiest owner",
+    }
 
 
 def heading(facts: Mapping[str, object]) -> str:

@@ -16,14 +16,13 @@ from nestpipe.cli._common import Format, provenance, write_text
 from nestpipe.errors import TraceError
 
 if TYPE_CHECKING:
-    from traces.key_stats import KeyStatistics, StreamStatistics
+    from traces.key_stats import CodedStream, KeyStatistics, StreamStatistics
     from traces.keys import KeyStream
 
 __all__ = ["cluster", "keys"]
 
 _MATRIX_UP_TO = 16
 _COLUMNS_SHOWN = 40
-_CLUSTER_BATCHES = 64
 _LARGEST = 10_000_000
 
 Files = Annotated[list[str], typer.Argument(metavar="FILE...", help="Key files, one after the other; plain or gzip.")]
@@ -53,13 +52,15 @@ def keys(
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Unique ratio, overlap, skew and splits of a key stream, by batch, micro-batch, rank and owner."""
-    from traces.key_stats import stream_statistics
+    from traces.key_scale import read_key_files
+    from traces.key_stats import CodedStream, split_matrix, stream_statistics
 
     _check_sizes(batch, world_size, micro_batches)
-    stream, facts, every = _read(files, column, order_by, sequence)
+    read = read_key_files(files, columns=column, order_by=order_by, sequence=sequence)
+    stream, every, coded = read.stream, read.every, CodedStream.of(read.stream)
     notes: list[str] = []
-    result: dict[str, Any] = {"provenance": provenance(seed=seed), **facts}
-    result.update(_stream_json(stream_statistics(stream, batch)))
+    result: dict[str, Any] = {"provenance": provenance(seed=seed), **read.facts}
+    result.update(_stream_json(stream_statistics(coded, batch)))
     if not result["batches"]:
         notes.append(f"{stream.num_samples} samples do not fill one batch of {batch}: no ratio of batches")
     if len(every.features) > 1 or every.features != stream.features:
@@ -67,16 +68,15 @@ def keys(
             name: _stream_json(stream_statistics(every.select([name]), batch)) for name in every.features
         }
     result["world_size"], result["micro_batches"] = world_size, micro_batches
-    whole = _stream_json(stream_statistics(stream, batch * world_size))
+    whole = _stream_json(stream_statistics(coded, batch * world_size))
     names = ("batch", "batches", "unique_ratio", "overlap_unique", "overlap_lookups")
     result["global_batch"] = {name: whole[name] for name in names}
     if result["batches"]:
-        statistics = _world(stream, batch, world_size, micro_batches, resample, seed, notes)
+        sizes = (batch, world_size, micro_batches)
+        statistics = _world(stream, coded, sizes, resample=resample, seed=seed, notes=notes)
         result.update(_world_json(statistics))
         if statistics.world_size <= _MATRIX_UP_TO and statistics.origin == "measured":
-            from traces.key_stats import split_matrix
-
-            result["splits"]["matrix"] = split_matrix(stream, batch, statistics.world_size).tolist()
+            result["splits"]["matrix"] = split_matrix(coded, batch, statistics.world_size).tolist()
     result["notes"] = notes
     _print(result, output, _keys_text)
 
@@ -97,6 +97,7 @@ def cluster(
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Put samples that share keys into the same micro-batch, and say how many rows are then sent twice."""
+    from traces.key_scale import read_key_files
     from traces.key_stats import key_statistics
 
     numbers = sorted(set(micro_batches or [n for n in (2, 4, 8, 16, 32) if n <= batch]))
@@ -104,11 +105,12 @@ def cluster(
         _check_sizes(batch, 1, number)
     if out is not None and len(numbers) != 1:
         raise TraceError(f"--out writes one assignment: give one --micro-batches, got {len(numbers)}")
-    stream, facts, _ = _read(files, column, order_by, sequence)
+    read = read_key_files(files, columns=column, order_by=order_by, sequence=sequence, only=True)
+    stream = read.stream
     statistics = key_statistics(stream, batch=batch, world_size=1)
     result = {
         "provenance": provenance(seed=seed),
-        **facts,
+        **read.facts,
         "batch": batch,
         "batches": statistics.num_batches,
         "unique_rows": statistics.unique_keys_per_rank,
@@ -127,81 +129,34 @@ def _check_sizes(batch: int, world_size: int, micro_batches: int) -> None:
         raise TraceError(f"--micro-batches must be at most --batch ({batch}), got {micro_batches}")
 
 
-def _read(
-    files: list[str], column: list[str] | None, order_by: str | None, sequence: int | None
-) -> tuple[KeyStream, dict[str, Any], KeyStream]:
-    """The stream, what it was read from, and the stream of every column of the file that may hold keys."""
-    from traces.keys import detect_layout, group_sequences, read_keys
-
-    layout = detect_layout(files[0])
-    every = tuple(dict.fromkeys([*(column or ()), *layout.key_columns])) or None
-    whole = read_keys(files, columns=every, order_by=order_by)
-    wanted = list(column or layout.default_columns or whole.features)
-    if sequence is not None:
-        users = list(column or layout.key_columns)
-        if len(users) != 2:
-            raise TraceError(f"--sequence needs two columns, the user and the item; give --column twice, got {users}")
-        stream = every_stream = group_sequences(whole, users[0], users[1], sequence)
-        wanted = users
-    else:
-        stream, every_stream = whole.select(wanted), whole
-    facts = {
-        "files": [Path(file).name for file in files],
-        "file_format": str(layout.format),
-        "key_columns": wanted,
-        "other_columns": [name for name in layout.columns if name not in wanted],
-        "order": order_by or "file",
-    }
-    return stream, facts, every_stream
-
-
 def _world(
-    stream: KeyStream, batch: int, world_size: int, micro_batches: int, resample: bool, seed: int, notes: list[str]
+    stream: KeyStream,
+    coded: CodedStream,
+    sizes: tuple[int, int, int],
+    *,
+    resample: bool,
+    seed: int,
+    notes: list[str],
 ) -> KeyStatistics:
-    import numpy as np
+    """Statistics at batch, world size and micro-batches; at fewer ranks where the file is too short for anything."""
+    from traces.key_scale import duplication_of, statistics_at
+    from traces.key_stats import key_statistics, largest_world_size
 
-    from traces import key_stats
-    from traces.clustering import cluster_stream
-
-    rng = np.random.default_rng(seed)
-    batches = stream.num_samples // batch
-    some = stream.take(_spread(batches, batch)) if batches > _CLUSTER_BATCHES else stream
-    if batches > _CLUSTER_BATCHES:
-        notes.append(f"micro-batches: from {_CLUSTER_BATCHES} of the {batches} batches, evenly spread")
-    duplication = (
-        key_stats.micro_batch_duplication(
-            some, batch=batch, micro_batches=micro_batches, rng=rng, cluster=cluster_stream
-        ),
+    batch, world_size, micro_batches = sizes
+    duplication, note = duplication_of(stream, batch, micro_batches, seed)
+    notes.extend([] if note is None else [note])
+    usable = max(1, largest_world_size(coded, batch))
+    if world_size > usable and largest_world_size(coded, batch, 4) < 1 and not resample:
+        notes.append(
+            f"{coded.num_samples} samples are fewer than four batches of {batch}: rank and owner are computed for "
+            f"world size {usable}; --resample draws with replacement"
+        )
+        return key_statistics(coded, batch=batch, world_size=usable, duplication=(duplication,))
+    found, note = statistics_at(
+        coded, batch=batch, world_size=world_size, drawn=resample, seed=seed, duplication=(duplication,)
     )
-    fits = key_stats.largest_world_size(stream, batch)
-    need = 2 * batch * world_size
-    if stream.num_samples >= need:
-        return key_stats.key_statistics(stream, batch=batch, world_size=world_size, duplication=duplication)
-    short = f"{stream.num_samples} samples are fewer than two global batches of {batch} x {world_size} = {need}"
-    if resample:
-        notes.append(
-            f"{short}: resampled with replacement, seed {seed}; unique keys are low bounds, overlaps high ones"
-        )
-        longer = key_stats.resample(stream, need, rng)
-        return key_stats.key_statistics(
-            longer, batch=batch, world_size=world_size, duplication=duplication, origin="resampled"
-        )
-    if batches >= 4:
-        notes.append(
-            f"{short}: numbers at the owner are extrapolated from {batches} batches of one rank (measured up to "
-            f"world size {fits}; --resample draws samples with replacement instead)"
-        )
-        return key_stats.extrapolated_statistics(stream, batch=batch, world_size=world_size, duplication=duplication)
-    usable = max(fits, 1)
-    notes.append(f"{short}: rank and owner are computed for world size {usable}; --resample draws with replacement")
-    return key_stats.key_statistics(stream, batch=batch, world_size=usable, duplication=duplication)
-
-
-def _spread(batches: int, batch: int) -> Any:
-    import numpy as np
-
-    chosen = np.linspace(0, batches - 1, _CLUSTER_BATCHES).astype(np.int64)
-    return (chosen[:, None] * batch + np.arange(batch)).ravel()
+    notes.extend([] if note is None else [note])
+    return found
 
 
 def _stream_json(one: StreamStatistics) -> dict[str, Any]:

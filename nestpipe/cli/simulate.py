@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from nestpipe.cli._common import Format, digest, provenance
+from nestpipe.cli._runner import Runner
 from nestpipe.errors import CaseError
 
 if TYPE_CHECKING:
     from nestpipe.ir import Loop
+    from sim.costs import Jitter
     from sim.run import Run
-    from topologies.cluster import Cluster
+    from traces.key_scale import KeyRatios
 
 __all__ = ["simulate"]
 
@@ -65,6 +65,22 @@ def simulate(
     batch: Annotated[int | None, typer.Option(help="Samples per rank and step, with --model.")] = None,
     micro_batches: Annotated[int | None, typer.Option(help="Micro-batches per batch.")] = None,
     domain_size: Annotated[int | None, typer.Option(min=1, help="Ranks per domain, for 2D sparse parallelism.")] = None,
+    keys: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE", help="With --model: lookups repeat as in this key file; repeatable."),
+    ] = None,
+    key_column: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="With --keys: column that holds keys; repeatable.")
+    ] = None,
+    key_order_by: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="With --keys: sort samples by this column.")
+    ] = None,
+    key_sequence: Annotated[
+        int | None, typer.Option(min=1, metavar="ITEMS", help="With --keys: samples are user histories of this length.")
+    ] = None,
+    key_resample: Annotated[
+        bool, typer.Option("--key-resample", help="Where the file is too short, draw from it instead of extrapolating.")
+    ] = False,
     compute_efficiency: Annotated[float, typer.Option(help="Share of peak arithmetic reached, with --model.")] = 1.0,
     communication_share: Annotated[
         float, typer.Option(help="Share of a device that a collective takes at full rate, with --topology; assumed.")
@@ -73,7 +89,7 @@ def simulate(
     straggler: Annotated[
         list[str] | None, typer.Option(metavar="RANK:FACTOR", help="A slower rank; repeatable.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the jitter.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of jitter, of clustering and of samples drawn.")] = 0,
     unfold: Annotated[bool, typer.Option("--unfold", help="Simulate every rank, alike or not.")] = False,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the run here, for report and diff.")] = None,
     output: Annotated[Format, typer.Option("--format")] = Format.TEXT,
@@ -82,7 +98,6 @@ def simulate(
     from nestpipe.schedules import load
     from nestpipe.text import show
     from sim.costs import Jitter
-    from sim.reproduce import metric_status, run_metrics
     from sim.run import require_runnable
     from topologies.cluster import load_cluster
 
@@ -90,10 +105,13 @@ def simulate(
     if communication_share and cluster is None:
         raise CaseError("--communication-share needs --topology NAME|FILE: without one nothing is shared")
     noise = Jitter(cv=jitter, stragglers=_stragglers(straggler or []), seed=seed)
+    ratios = _ratios(
+        keys, model, columns=key_column, order_by=key_order_by, sequence=key_sequence, drawn=key_resample, seed=seed
+    )
     runner = (
-        _Runner.of_case(case, cluster, domain_size)
+        Runner.of_case(case, cluster, domain_size)
         if model is None
-        else _Runner.of_model(model, _sizes(model_size or []), cluster, batch, domain_size, compute_efficiency)
+        else Runner.of_model(model, _sizes(model_size or []), cluster, batch, domain_size, compute_efficiency, ratios)
     )
     world_size = runner.headline_world_size if world_size is None else world_size
     base = min(runner.base_world_size, world_size) if base_world_size is None else base_world_size
@@ -110,27 +128,74 @@ def simulate(
         steps=steps,
         communication_share=communication_share or None,
         jitter=jitter,
-        seed=seed if jitter else None,
+        seed=seed if jitter or keys else None,
         stragglers=straggler,
     )
     options = {"steps": steps, "communication_share": communication_share}
     run = runner.run(loop, world_size, **options, jitter=noise, fold_ranks=not unfold, meta=facts)
-    baseline = runner.run(runner.loop(load(runner.baseline_schedule), None), world_size, **options, jitter=noise)
-    at_base = replace(noise, stragglers={rank: factor for rank, factor in noise.stragglers.items() if rank < base})
-    metrics = run_metrics(run, baseline, runner.run(loop, base, **options, jitter=at_base))
     changed = bool(jitter or straggler or micro_batches or domain_size or communication_share or runner.moved)
     status = runner.status(loop, schedule, world_size)
     if changed and status in ("fitted", "predicted"):
         status = "assumed"
+    metrics = _metrics(runner, run, loop, world_size, base, options, noise)
+    result = _result(runner, run, loop, world_size, metrics, status)
+    result = {"provenance": facts, **result, "scaling_efficiency_relative_to": base}
+    if out is not None:
+        from reports.runs import write_run
+
+        write_run(out, run=result, timeline=run.timeline)
+    _print(output, result)
+
+
+def _ratios(
+    keys: list[str] | None,
+    model: str | None,
+    *,
+    columns: list[str] | None,
+    order_by: str | None,
+    sequence: int | None,
+    drawn: bool,
+    seed: int,
+) -> KeyRatios | None:
+    """The key files that were named, read; None without any."""
+    if keys is None:
+        if columns or order_by or sequence or drawn:
+            raise CaseError("--key-column, --key-order-by, --key-sequence and --key-resample need --keys FILE")
+        return None
+    if model is None:
+        raise CaseError("--keys needs --model: a case states times, which keys do not change")
+    from traces.key_scale import KeyRatios, read_key_files
+
+    files = read_key_files(keys, columns=columns, order_by=order_by, sequence=sequence, only=True)
+    return KeyRatios(files, drawn=drawn, seed=seed)
+
+
+def _metrics(
+    runner: Runner, run: Run, loop: Loop, world_size: int, base: int, options: dict[str, Any], noise: Jitter
+) -> dict[str, float]:
+    """The metrics of a run, which need the baseline at the same size and the schedule at the base size."""
+    from nestpipe.schedules import load
+    from sim.reproduce import run_metrics
+
+    baseline = runner.run(runner.loop(load(runner.baseline_schedule), None), world_size, **options, jitter=noise)
+    at_base = replace(noise, stragglers={rank: factor for rank, factor in noise.stragglers.items() if rank < base})
+    return run_metrics(run, baseline, runner.run(loop, base, **options, jitter=at_base))
+
+
+def _result(
+    runner: Runner, run: Run, loop: Loop, world_size: int, metrics: dict[str, float], status: str
+) -> dict[str, Any]:
+    """The run as it is printed and written."""
+    from sim.reproduce import metric_status
+
+    row = {"method": loop.name, "world_size": world_size}
     result: dict[str, Any] = {
-        "provenance": facts,
         "schedule": loop.name,
         "world_size": world_size,
         "metrics": metrics,
         "rows": [
             {
-                "method": loop.name,
-                "world_size": world_size,
+                **row,
                 "metric": name,
                 "published": None,
                 "value": value,
@@ -148,7 +213,6 @@ def simulate(
         },
         "critical_cycle_rests_on": dict(run.provenance),
         "speedup_relative_to": runner.baseline_schedule,
-        "scaling_efficiency_relative_to": base,
     }
     if run.stages is not None and run.load is not None:
         result |= {"stages": run.stages.to_dict("records"), "load": run.load.to_dict("records")}
@@ -157,117 +221,8 @@ def simulate(
             for name, busy in zip(run.load["resource"], run.load["utilisation"], strict=True)
         ]
     result["assumptions"] = runner.assumptions(loop, world_size)
-    if out is not None:
-        from reports.runs import write_run
-
-        write_run(out, run=result, timeline=run.timeline)
-    _print(output, result)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Runner:
-    """Runs loops of one workload on one cluster: a case's or a model's."""
-
-    run: Callable[..., Run]
-    loop: Callable[[Loop, int | None], Loop]
-    status: Callable[[Loop, str, int], str]
-    facts: dict[str, object]
-    assumptions: Callable[[Loop, int], list[dict[str, object]]]
-    moved: bool
-    baseline_schedule: str
-    base_world_size: int
-    headline_world_size: int
-
-    @classmethod
-    def of_case(cls, name: str, cluster: Cluster | None, domain_size: int | None) -> _Runner:
-        from sim.reproduce import status_of
-        from sim.run import case_loop, case_run, home_cluster
-        from traces.case import load_case, workload
-
-        case = load_case(name)
-        values = case.values()
-        if domain_size is not None:
-            values["domain_size"] = domain_size
-
-        def assumed(loop: Loop, world_size: int) -> list[dict[str, object]]:
-            used = {
-                **values,
-                "micro_batches": loop.micro_batches,
-                "domain_size": min(values["domain_size"], world_size),
-            }
-            return [
-                {"name": name, "value": used[name], "low": each.low, "high": each.high, "why": each.why}
-                for name, each in case.assumptions.items()
-            ]
-
-        return cls(
-            run=partial(case_run, case, workload(case), values=values, cluster=cluster, check=False),
-            loop=lambda loop, micro_batches: case_loop(case, loop, values, micro_batches),
-            status=lambda loop, schedule, size: status_of(case, schedule == case.baseline.schedule, loop, size),
-            facts={"case": case.case, "case_source": case.source},
-            assumptions=assumed,
-            moved=cluster is not None and cluster.name != home_cluster(case).name,
-            baseline_schedule=case.baseline.schedule,
-            base_world_size=case.base_world_size,
-            headline_world_size=case.headline_world_size,
-        )
-
-    @classmethod
-    def of_model(
-        cls,
-        name: str,
-        sizes: dict[str, int],
-        cluster: Cluster | None,
-        batch: int | None,
-        domain_size: int | None,
-        compute_efficiency: float,
-    ) -> _Runner:
-        from nestpipe.ir import with_micro_batches
-        from sim.demand import demands_of_preset
-        from sim.folding import World
-        from sim.run import hardware_run
-        from traces.models import preset
-
-        if cluster is None:
-            raise CaseError("--model needs --topology NAME|FILE: times follow from the hardware")
-        samples = 512 if batch is None else batch
-        workload = preset(name, sizes)
-        hardware: Cluster = cluster
-
-        def run(loop: Loop, world_size: int, **options: Any) -> Run:
-            demands = demands_of_preset(workload, hardware, loop, batch=samples, world_size=world_size)
-            world = World(world_size=world_size, domain_size=min(domain_size or world_size, world_size))
-            return hardware_run(
-                loop,
-                hardware,
-                demands,
-                world,
-                global_batch=samples * world_size,
-                compute_efficiency=compute_efficiency,
-                **options,
-            )
-
-        return cls(
-            run=run,
-            loop=lambda loop, micro_batches: loop if micro_batches is None else with_micro_batches(loop, micro_batches),
-            status=lambda *_: "assumed",
-            facts={
-                "model": name,
-                "model_tables": ", ".join(f"{t.num_rows:,} rows of {t.dim}" for t in workload.tables[:4]),
-                "model_keys_per_sample": workload.lookups(1),
-                "model_dense_parameters": workload.dense_parameters,
-                "model_source": workload.source,
-                "batch_per_rank": samples,
-            },
-            assumptions=lambda *_: [
-                {"name": "compute_efficiency", "value": compute_efficiency, "why": "share of peak arithmetic reached"},
-                {"name": "model", "value": name, "why": "every size by roofline; no key repeats"},
-            ],
-            moved=False,
-            baseline_schedule="sync",
-            base_world_size=hardware.ranks_per_node,
-            headline_world_size=hardware.ranks_default,
-        )
+    keys = runner.keys(loop, world_size)
+    return result if keys is None else {**result, "keys": keys}
 
 
 def _print(output: Format, result: dict[str, Any]) -> None:
@@ -300,20 +255,46 @@ def _print(output: Format, result: dict[str, Any]) -> None:
                 f"The rest is contention or jitter; busiest: {busiest['resource']}, {busiest['utilisation']:.0%} full"
             )
         if "stages" in result:
-            from reports.tables import Column, text
-
-            columns = [
-                Column(name="kind"),
-                Column(name="alone_ms", header="alone (ms)", digits=3),
-                Column(name="busiest_resource", header="busiest resource"),
-                Column(name="utilisation", header="full (%)", digits=1, scale=100),
-                Column(name="origin"),
-            ]
-            typer.echo("\n" + text(pd.DataFrame(result["stages"]), columns, title="What sets the time of each op"))
-            load = [
-                Column(name="resource"),
-                Column(name="utilisation", header="full over the run (%)", digits=1, scale=100),
-            ]
-            typer.echo("\n" + text(pd.DataFrame(result["load"]), load, title="Load of links and hosts") + "\n")
+            _print_stages(result)
+        if "keys" in result:
+            _print_keys(result["keys"])
         shares = ", ".join(f"{share:.1%} {name}" for name, share in result["critical_cycle_rests_on"].items())
         typer.echo(f"The critical cycle rests on numbers that are {shares}")
+
+
+def _print_stages(result: dict[str, Any]) -> None:
+    """What sets the time of each op, and how full links and hosts are."""
+    import pandas as pd
+
+    from reports.tables import Column, text
+
+    columns = [
+        Column(name="kind"),
+        Column(name="alone_ms", header="alone (ms)", digits=3),
+        Column(name="busiest_resource", header="busiest resource"),
+        Column(name="utilisation", header="full (%)", digits=1, scale=100),
+        Column(name="origin"),
+    ]
+    typer.echo("\n" + text(pd.DataFrame(result["stages"]), columns, title="What sets the time of each op"))
+    load = [Column(name="resource"), Column(name="utilisation", header="full over the run (%)", digits=1, scale=100)]
+    typer.echo("\n" + text(pd.DataFrame(result["load"]), load, title="Load of links and hosts") + "\n")
+
+
+def _print_keys(keys: dict[str, Any]) -> None:
+    """What of the step comes from the key files, and where each ratio is from."""
+    import pandas as pd
+
+    from reports.tables import Column, text
+
+    columns = [
+        Column(name="drives"),
+        Column(name="meaning", header="ratio of"),
+        Column(name="ratio", digits=4),
+        Column(name="keys", header="keys a rank and step", digits=0),
+        Column(name="status", header="ratio is"),
+        Column(name="basis", header="from"),
+    ]
+    title = f"Sizes from {', '.join(keys['files'])} ({keys['file_format']}, {keys['order']} order)"
+    frame = pd.DataFrame(keys["rows"]).astype({"ratio": "Float64"})
+    typer.echo(text(frame, columns, title=title))
+    typer.echo("".join(f"note: {note}\n" for note in keys["notes"]))
