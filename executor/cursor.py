@@ -6,7 +6,8 @@ device, a process group or a clock, so it can be tested by hand.
 
 from __future__ import annotations
 
-from collections import Counter
+import itertools
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -19,10 +20,15 @@ __all__ = ["LanePlan", "Plan", "Task", "make_plan", "touched", "uses_of"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One op of a stream; `waits` are pairs (lane, count): that lane must have finished its first `count` ops."""
+    """One op of a stream, what it waits for and what may wait for it.
+
+    `waits` are pairs (lane, count): that lane must have finished its first `count` ops. `wakes` are the lanes that this
+    op may make ready: its own, then those with an op that waits for just this one.
+    """
 
     op: Op
     waits: tuple[tuple[int, int], ...]
+    wakes: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,34 +66,48 @@ def make_plan(program: Program) -> Plan:
     where: dict[OpRef, tuple[int, int]] = {}
     for lane, stream in enumerate(program.streams):
         for position, op in enumerate(stream.ops):
-            if op.ref in where:
+            if where.setdefault(op.ref, (lane, position)) != (lane, position):
                 raise ScheduleError(f"{program.name}: {op_name(op)} appears twice; an op runs once per batch")
-            where[op.ref] = (lane, position)
-
-    def task(op: Op, lane: int, position: int) -> Task:
-        counts: dict[int, int] = {}
-        for ref in op.after:
-            if ref not in where:
-                raise ScheduleError(f"{program.name}: {op_name(op)} waits for {op_name(ref)}, which no stream runs")
-            other, at = where[ref]
-            if other == lane and at >= position:
-                raise ScheduleError(
-                    f"{program.name}: {op_name(op)} waits for {op_name(ref)}, which its own stream "
-                    f"{program.streams[lane].name} runs later; swap them or drop the wait"
-                )
-            if other != lane:
-                counts[other] = max(counts.get(other, 0), at + 1)
-        return Task(op=op, waits=tuple(sorted(counts.items())))
-
+    waits = [
+        [_waits(program, where, op, (lane, position)) for position, op in enumerate(stream.ops)]
+        for lane, stream in enumerate(program.streams)
+    ]
+    wakes: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for lane, counts in enumerate(waits):
+        for wait in set(itertools.chain.from_iterable(counts)):
+            wakes[wait].append(lane)
     lanes = tuple(
         LanePlan(
             name=stream.name,
             resource=stream.resource,
-            tasks=tuple(task(op, lane, position) for position, op in enumerate(stream.ops)),
+            tasks=tuple(
+                Task(op=op, waits=waits[lane][position], wakes=(lane, *wakes[lane, position + 1]))
+                for position, op in enumerate(stream.ops)
+            ),
         )
         for lane, stream in enumerate(program.streams)
     )
     return Plan(program=program, lanes=lanes)
+
+
+def _waits(
+    program: Program, where: Mapping[OpRef, tuple[int, int]], op: Op, place: tuple[int, int]
+) -> tuple[tuple[int, int], ...]:
+    """What an op, the one at `place`, waits for on other lanes, as pairs (lane, number of finished ops)."""
+    lane, position = place
+    counts: dict[int, int] = {}
+    for ref in op.after:
+        if ref not in where:
+            raise ScheduleError(f"{program.name}: {op_name(op)} waits for {op_name(ref)}, which no stream runs")
+        other, at = where[ref]
+        if other == lane and at >= position:
+            raise ScheduleError(
+                f"{program.name}: {op_name(op)} waits for {op_name(ref)}, which its own stream "
+                f"{program.streams[lane].name} runs later; swap them or drop the wait"
+            )
+        if other != lane:
+            counts[other] = max(counts.get(other, 0), at + 1)
+    return tuple(sorted(counts.items()))
 
 
 def uses_of(program: Program) -> Mapping[tuple[Data, int], int]:

@@ -12,14 +12,14 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 import torch
 
-from executor.cursor import LanePlan, Plan, Task
+from executor.cursor import LanePlan, Plan
 from nestpipe.errors import ExecutorError, NestPipeError
 from nestpipe.ir import GROUPS, Op, OpKind, Resource, op_name
 from nestpipe.text import show_op
@@ -49,7 +49,6 @@ class Span(NamedTuple):
 Implementation: TypeAlias = Callable[[Op], Cost]
 OpTable: TypeAlias = Mapping[OpKind, Implementation]
 
-_NOTHING = nullcontext()
 _HOST: frozenset[Resource] = frozenset({Resource.HOST_IO, Resource.HOST_MEMORY})
 
 
@@ -59,12 +58,19 @@ class RunError(ExecutorError):
 
 @dataclass(slots=True)
 class Lane:
-    """Where one stream stands. `status` is waiting, running or done; read by the watchdog from another thread."""
+    """Where one stream stands; the watchdog reads it from another thread."""
 
+    index: int
     plan: LanePlan
     finished: int = 0
-    status: str = "waiting"
+    running: bool = False
     since_ns: int = 0
+    spans: list[Span] = field(default_factory=list)
+
+    @property
+    def status(self) -> str:
+        """waiting, running or done."""
+        return "running" if self.running else "waiting" if self.finished < len(self.plan.tasks) else "done"
 
     @property
     def current(self) -> Op | None:
@@ -100,17 +106,20 @@ class Runtime:
         self.plan = plan
         self.table = table
         self.rank = rank
-        self.device = device
         self.after_op = after_op
-        self.lanes = [Lane(plan=lane) for lane in plan.lanes]
-        self.spans: list[list[Span]] = [[] for _ in plan.lanes]
+        self.lanes = [Lane(index=index, plan=lane) for index, lane in enumerate(plan.lanes)]
+        self._queues = [_CudaQueue(device, lane.resource) for lane in plan.lanes if device.type == "cuda"]
         self.failure: BaseException | None = None
-        lock = threading.Lock()
+        self._lock = threading.Lock()
         # two conditions on one lock: a wake-up meant for a lane must not go to the thread that waits for the end
-        self._changed, self._over = threading.Condition(lock), threading.Condition(lock)
+        self._changed, self._over = threading.Condition(self._lock), threading.Condition(self._lock)
         self._left = sum(len(lane.tasks) for lane in plan.lanes)
-        self._followers = _followers(plan)
-        self._queues = [_queue(device, lane.resource) for lane in plan.lanes]
+        self._all = range(len(self.lanes))
+
+    @property
+    def spans(self) -> list[list[Span]]:
+        """The ops of each lane that have run so far, in order."""
+        return [lane.spans for lane in self.lanes]
 
     def run(self) -> None:
         """Run every lane to its end.
@@ -118,7 +127,7 @@ class Runtime:
         Raises:
             RunError: if an op raises; lanes that hang in a collective with it are left to the process's end.
         """
-        threads = [threading.Thread(target=self._work, name=f"lane-{n}", daemon=True) for n in range(len(self.lanes))]
+        threads = [threading.Thread(target=self._work, name=f"lane-{n}", daemon=True) for n in self._all]
         for thread in threads:
             thread.start()
         with self._over:
@@ -127,80 +136,80 @@ class Runtime:
             raise self.failure
         for thread in threads:
             thread.join()
-        for queue in self._queues:
-            queue.drain()
-        self.spans = [queue.resolve(spans) for queue, spans in zip(self._queues, self.spans, strict=True)]
+        for lane, queue in zip(self.lanes, self._queues, strict=False):
+            lane.spans = queue.resolve(lane.spans)
 
     def _work(self) -> None:
         """One thread: run ready ops until none are left."""
-        mine: int | None = None
         with torch.no_grad():
-            while True:
-                mine = self._next(mine)
-                if mine is None:
-                    return
-                lane = self.lanes[mine]
+            lane = self._next(None)
+            while lane is not None:
                 try:
-                    self._run(mine, lane.plan.tasks[lane.finished])
+                    self._run(lane)
                 except BaseException as error:
-                    with self._changed:
+                    with self._lock:
                         self.failure = self.failure or self._explain(lane, error)
                         self._end()
                     return
+                lane = self._next(lane)
 
-    def _next(self, done: int | None) -> int | None:
+    def _next(self, done: Lane | None) -> Lane | None:
         """Note that a lane's op is done, and take the next lane that is ready; None when nothing is left."""
-        with self._changed:
+        with self._lock:
+            candidates: Sequence[int] = self._all
             if done is not None:
-                lane = self.lanes[done]
-                lane.finished += 1
-                lane.status = "waiting" if lane.finished < len(lane.plan.tasks) else "done"
-                lane.since_ns = time.monotonic_ns()
+                candidates = done.plan.tasks[done.finished].wakes
+                done.finished += 1
+                done.running = False
                 self._left -= 1
                 if not self._left:
                     self._end()
-            # a finished op can only have made its own lane and those that follow it ready
-            candidates: Sequence[int] = range(len(self.lanes)) if done is None else self._followers[done]
             while self._left and self.failure is None:
-                ready = [index for index in candidates if self._is_ready(self.lanes[index])]
+                ready = self._ready(candidates)
                 if ready:
-                    chosen = done if done in ready else ready[0]
-                    self.lanes[chosen].status = "running"
-                    self.lanes[chosen].since_ns = time.monotonic_ns()
                     if len(ready) > 1:
                         self._changed.notify(len(ready) - 1)
-                    return chosen
-                if len(candidates) < len(self.lanes):
-                    candidates = range(len(self.lanes))
-                else:
+                    ready[0].running = True
+                    return ready[0]
+                if candidates is self._all:
                     self._changed.wait()
+                # what this op did not wake may have been left by a thread that woke more than it could take
+                candidates = self._all
             return None
+
+    def _ready(self, candidates: Sequence[int]) -> list[Lane]:
+        """Those lanes whose next op can start, in the given order."""
+        lanes, found = self.lanes, []
+        for index in candidates:
+            lane = lanes[index]
+            if lane.running or lane.finished == len(lane.plan.tasks):
+                continue
+            for other, count in lane.plan.tasks[lane.finished].waits:
+                if lanes[other].finished < count:
+                    break
+            else:
+                found.append(lane)
+        return found
 
     def _end(self) -> None:
         """Wake everybody, with the lock held: all ops are done, or one has failed."""
         self._changed.notify_all()
         self._over.notify_all()
 
-    def _is_ready(self, lane: Lane) -> bool:
-        if lane.status != "waiting":
-            return False
-        if lane.finished == len(lane.plan.tasks):
-            lane.status = "done"
-            return False
-        return all(self.lanes[other].finished >= count for other, count in lane.plan.tasks[lane.finished].waits)
+    def _run(self, lane: Lane) -> None:
+        task = lane.plan.tasks[lane.finished]
+        if not self._queues:
+            self._call(lane, task.op)
+        else:
+            with self._queues[lane.index].after([(self._queues[other], count) for other, count in task.waits]):
+                self._call(lane, task.op)
 
-    def _run(self, index: int, task: Task) -> None:
-        queue = self._queues[index]
-        with queue.context():
-            for other, count in task.waits:
-                queue.follow(self._queues[other], count)
-            start_ns = time.monotonic_ns()
-            queue.begin()
-            cost = self.table[task.op.kind](task.op)
-            queue.end()
-            self.spans[index].append(Span(task.op, index, start_ns, time.monotonic_ns(), cost))
-            if self.after_op is not None:
-                self.after_op(task.op)
+    def _call(self, lane: Lane, op: Op) -> None:
+        lane.since_ns = start_ns = time.monotonic_ns()
+        cost = self.table[op.kind](op)
+        lane.spans.append(Span(op, lane.index, start_ns, time.monotonic_ns(), cost))
+        if self.after_op is not None:
+            self.after_op(op)
 
     def _explain(self, lane: Lane, error: BaseException) -> RunError:
         op = lane.current
@@ -218,45 +227,14 @@ class Runtime:
         return failure
 
 
-def _followers(plan: Plan) -> list[list[int]]:
-    """For each lane itself, and then the lanes that ever wait for it."""
-    waits = [{other for task in lane.tasks for other, _ in task.waits} for lane in plan.lanes]
-    lanes = range(len(plan.lanes))
-    return [[lane, *(other for other in lanes if lane in waits[other] and other != lane)] for lane in lanes]
-
-
 def _short(error: BaseException) -> str:
     """The first line of a message, without gloo's source path and advice."""
     line = next(iter(str(error).splitlines()), "")
     return re.sub(r"^\[\S+:\d+\] ", "", line).split(". This is typically")[0]
 
 
-class _HostQueue:
-    """A lane without a device stream: work is done when the call returns."""
-
-    def context(self) -> AbstractContextManager[object]:
-        """What the ops of the lane run in."""
-        return _NOTHING
-
-    def follow(self, other: _HostQueue, count: int) -> None:
-        """Make later work of this lane wait for the first `count` ops of the other lane."""
-
-    def begin(self) -> None:
-        """Mark the start of an op."""
-
-    def end(self) -> None:
-        """Mark the end of an op."""
-
-    def drain(self) -> None:
-        """Wait until all work has been done."""
-
-    def resolve(self, spans: list[Span]) -> list[Span]:
-        """Spans with the times at which the device did the work."""
-        return spans
-
-
-class _CudaQueue(_HostQueue):
-    """A lane with a CUDA stream; every op is bracketed by two timed events.
+class _CudaQueue:
+    """A lane's CUDA stream; every op is bracketed by two timed events.
 
     Host lanes read and write host memory, so they wait on the host for what they follow.
     """
@@ -269,37 +247,32 @@ class _CudaQueue(_HostQueue):
         self.on_host = resource in _HOST
         self.starts: list[torch.cuda.Event] = []
         self.ends: list[torch.cuda.Event] = []
-        self.origin = _event()
-        self.origin.record(self.stream)
+        self.origin = self._mark()
         self.origin.synchronize()
         self.origin_ns = time.monotonic_ns()
 
-    def context(self) -> AbstractContextManager[object]:
-        return torch.cuda.stream(self.stream)
-
-    def follow(self, other: _HostQueue, count: int) -> None:
-        assert isinstance(other, _CudaQueue)
-        event = other.ends[count - 1]
-        if self.on_host:
-            event.synchronize()
-        else:
-            self.stream.wait_event(event)
+    @contextmanager
+    def after(self, waits: Sequence[tuple[_CudaQueue, int]]) -> Iterator[None]:
+        """Run an op on this stream, after the first `count` ops of each of the other lanes."""
+        with torch.cuda.stream(self.stream):
+            for other, count in waits:
+                event = other.ends[count - 1]
+                if self.on_host:
+                    event.synchronize()
+                else:
+                    self.stream.wait_event(event)
+            self.starts.append(self._mark())
+            yield
+            self.ends.append(self._mark())
 
     def _mark(self) -> torch.cuda.Event:
-        event = _event()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(self.stream)
         return event
 
-    def begin(self) -> None:
-        self.starts.append(self._mark())
-
-    def end(self) -> None:
-        self.ends.append(self._mark())
-
-    def drain(self) -> None:
-        self.stream.synchronize()
-
     def resolve(self, spans: list[Span]) -> list[Span]:
+        """Wait until all work has been done; the spans with the times at which the device did it."""
+        self.stream.synchronize()
         if self.on_host:
             return spans
         return [
@@ -309,11 +282,3 @@ class _CudaQueue(_HostQueue):
 
     def _at(self, event: torch.cuda.Event) -> int:
         return self.origin_ns + ms_to_ns(float(self.origin.elapsed_time(event)))
-
-
-def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-
-
-def _queue(device: torch.device, resource: Resource) -> _HostQueue:
-    return _CudaQueue(device, resource) if device.type == "cuda" else _HostQueue()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -22,7 +23,7 @@ from executor.tables import HostStore, make_layout
 from executor.worker import Precision, Worker, communicator_streams
 from executor.world import World
 from nestpipe.errors import ExecutorError, ScheduleError
-from nestpipe.ir import COLLECTIVES, Data, Loop, OpKind, Program, Resource, unroll
+from nestpipe.ir import COLLECTIVES, Data, Loop, Op, OpKind, Program, Resource, unroll
 
 __all__ = ["Settings", "Trainer", "Wrap"]
 
@@ -114,7 +115,6 @@ class Trainer:
         )
         self.next_batch = 0
         self.spans: list[Span] = []
-        self.segments: list[tuple[int, Program]] = []
         self.runtime: Runtime | None = None
         self.on_runtime: Callable[[Runtime], None] | None = None
         self.wall_ns = 0
@@ -124,6 +124,29 @@ class Trainer:
 
         Raises:
             RunError: if an op fails.
+            ScheduleError: if the program cannot be run.
+        """
+        program, table = self.prepare(steps)
+        self.runtime = Runtime(
+            make_plan(program),
+            table,
+            device=self.worker.device,
+            rank=self.worker.rank,
+            after_op=self.worker.buffers.release if self.settings.debug else None,
+        )
+        if self.on_runtime is not None:
+            self.on_runtime(self.runtime)
+        self.world.barrier()
+        start_ns = time.monotonic_ns()
+        self.runtime.run()
+        self.wall_ns += time.monotonic_ns() - start_ns
+        self._keep()
+        self.next_batch += steps
+
+    def prepare(self, steps: int) -> tuple[Program, OpTable]:
+        """The program of the next `steps` batches and its op table, on fresh buffers. A collective call.
+
+        Raises:
             ScheduleError: if the program cannot be run.
         """
         program = unroll(self.loop, steps)
@@ -145,28 +168,16 @@ class Trainer:
         table = op_table(worker, program)
         for wrap in self.wraps:
             table = wrap(table, worker, program)
-        self.runtime = Runtime(
-            make_plan(program), table, device=worker.device, rank=worker.rank, after_op=worker.buffers.release
-        )
-        if self.on_runtime is not None:
-            self.on_runtime(self.runtime)
-        self.world.barrier()
-        start_ns = time.monotonic_ns()
-        self.runtime.run()
-        self.wall_ns += time.monotonic_ns() - start_ns
-        self._keep(program)
-        self.next_batch += steps
+        return program, table
 
-    def _keep(self, program: Program) -> None:
+    def _keep(self) -> None:
+        """Add the spans of the last runtime, numbered from the first batch of the run."""
         assert self.runtime is not None, "only after a run"
         base = self.next_batch
-        self.segments.append((base, program))
-        for spans in self.runtime.spans:
-            for span in spans:
-                op = replace(
-                    span.op, batch=span.op.batch + base, step=span.op.step + base, after=(), reads=(), writes=()
-                )
-                self.spans.append(span._replace(op=op))
+        for span in itertools.chain.from_iterable(self.runtime.spans):
+            op = span.op
+            kept = Op(kind=op.kind, batch=op.batch + base, micro_batch=op.micro_batch, step=op.step + base)
+            self.spans.append(span._replace(op=kept))
 
     def losses(self) -> list[float]:
         """The mean loss of every batch so far over all ranks, NaN without loss terms. A collective call."""

@@ -414,10 +414,8 @@ class _Unroller:
         if not 0 <= batch < self.steps:
             return None
         if access.micro_batch is None or m is None:
-            return replace(access, batch=batch)
+            return Access(data=access.data, batch=batch, micro_batch=access.micro_batch)
         micro_batch = m + access.micro_batch
-        return (
-            replace(access, batch=batch, micro_batch=micro_batch)
-            if micro_batch in range(self.loop.micro_batches)
-            else None
-        )
+        if not 0 <= micro_batch < self.loop.micro_batches:
+            return None
+        return Access(data=access.data, batch=batch, micro_batch=micro_batch)

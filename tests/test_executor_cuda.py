@@ -7,10 +7,12 @@ import os
 import pytest
 import torch
 
+from executor.cursor import make_plan
+from executor.lanes import Cost, Runtime
 from executor.options import ModelKind, RunOptions, make_trainer
 from executor.recorder import gather_timeline
 from executor.world import World, join_world
-from nestpipe.ir import OpKind
+from nestpipe.ir import Op, OpKind, Program, Resource, Stream
 from tests.executor_jobs import free_port
 
 pytestmark = [
@@ -41,6 +43,22 @@ def test_schedules_equal_sequential_training_on_cuda(world: World, schedule: str
         trainer.run(12)
         states.append(trainer.state())
     assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
+
+
+def test_lanes_start_after_what_the_caller_has_queued(world: World) -> None:
+    value = torch.zeros(1 << 20, device=world.device)
+    torch.cuda._sleep(200_000_000)
+    value.fill_(1.0)
+    seen: list[torch.Tensor] = []
+
+    def look(_: Op) -> Cost:
+        seen.append(value.clone())
+        return Cost()
+
+    stream = Stream(name="compute", resource=Resource.COMPUTE, body=(Op(kind=OpKind.FORWARD, batch=0),))
+    program = Program(name="look", steps=1, micro_batches=1, buffers=(), streams=(stream,))
+    Runtime(make_plan(program), {OpKind.FORWARD: look}, device=world.device).run()
+    assert bool((seen[0] == 1.0).all())
 
 
 def test_cuda_and_cpu_train_the_same_model_up_to_rounding(world: World) -> None:
