@@ -19,6 +19,7 @@ import torch
 import typer
 
 from executor.checkpoint import latest, restore
+from executor.data import Pooling
 from executor.numerics import NanPolicy
 from executor.optimizers import OptimizerKind
 from executor.options import CommDtype, ModelKind, RunOptions, load_loop, make_trainer
@@ -50,6 +51,8 @@ def run(
     ] = None,
     exponent: Annotated[float, typer.Option(help="Zipf exponent of generated keys.")] = 1.05,
     mean_length: Annotated[float, typer.Option(help="Mean keys per bag of generated data.")] = 2.0,
+    pooling: Annotated[Pooling, typer.Option(help="Of the DLRM's bags.")] = Pooling.SUM,
+    weighted: Annotated[bool, typer.Option(help="Generate a weight for every key of a DLRM.")] = False,
     epochs: Annotated[int, typer.Option(help="Passes over the sequences of a file.")] = 1,
     seed: Annotated[int, typer.Option(help="Seed of data, tables and parameters.")] = 0,
     cluster: Annotated[bool, typer.Option(help="Put samples that share keys into one micro-batch.")] = False,
@@ -100,6 +103,8 @@ def run(
         data=data,
         exponent=exponent,
         mean_length=mean_length,
+        pooling=pooling,
+        weighted=weighted,
         epochs=epochs,
         seed=seed,
         cluster=cluster,
@@ -125,6 +130,11 @@ def run(
     if device == "cuda":
         _use_cuda(options)
     world = join_world(backend=backend, device=device, timeout_s=10 * timeout_s, rendezvous_s=rendezvous_s)
+    _work(world, options, outputs, timeout_s)
+
+
+def _work(world: World, options: RunOptions, outputs: Outputs, timeout_s: float) -> None:
+    """Train under a watchdog; rank 0 prints the result."""
     watchdog = Watchdog(world, timeout_s=timeout_s)
     watchdog.start()
     result = _guarded(world, watchdog, options, outputs)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -17,28 +18,47 @@ import torch
 from torch import Tensor
 
 from executor.tables import Layout
+from nestpipe.errors import ExecutorError
 from nestpipe.units import split_evenly
 
-__all__ = ["Batch", "Cluster", "Feature", "Jagged", "MicroBatch", "RawBatch", "Source", "cut", "to_device"]
+__all__ = ["Batch", "Cluster", "Feature", "Jagged", "MicroBatch", "Pooling", "RawBatch", "Source", "cut", "to_device"]
 
 Int64: TypeAlias = npt.NDArray[np.int64]
 Cluster: TypeAlias = Callable[["RawBatch", int], Sequence[Int64]]
 
 
+class Pooling(StrEnum):
+    """How the rows of a bag become one vector."""
+
+    SUM = "sum"
+    MEAN = "mean"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feature:
-    """A column of keys: its name and the table it looks up."""
+    """A column of keys: its name, the table it looks up, and, for models that pool, how.
+
+    A weighted feature multiplies each row by the key's weight before it is summed. As in torch's `embedding_bag`,
+    weights go with sums only.
+    """
 
     name: str
     table: str
+    pooling: Pooling = Pooling.SUM
+    weighted: bool = False
+
+    def __post_init__(self) -> None:
+        if self.weighted and self.pooling != Pooling.SUM:
+            raise ExecutorError(f"feature {self.name}: weights go with sum pooling only, got {self.pooling}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Jagged:
-    """Keys of one feature: values int64 (keys,), lengths int64 (samples,); a length may be 0."""
+    """Keys of one feature: values int64 (keys,), lengths int64 (samples,), which may be 0, weights float32 (keys,)."""
 
     values: Int64
     lengths: Int64
+    weights: npt.NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +95,8 @@ class MicroBatch:
     """A micro-batch: views into the tensors of its batch, lookups ordered by feature, then sample.
 
     ids: int64 (lookups,). totals: lookups of each feature. lengths: int64 (features, samples). dense: float32 (samples,
-    values). labels: float32 (samples,). num_terms: loss terms.
+    values). labels: float32 (samples,). num_terms: loss terms. weights: float32 (lookups,), 1 where a feature has none;
+    None if no feature is weighted.
     """
 
     ids: Tensor
@@ -84,6 +105,7 @@ class MicroBatch:
     dense: Tensor
     labels: Tensor
     num_terms: int
+    weights: Tensor | None = None
 
     @property
     def num_samples(self) -> int:
@@ -107,13 +129,15 @@ class Batch:
         first, sample = sum(lookups[:index]), sum(self.samples[:index])
         samples = slice(sample, sample + self.samples[index])
         lengths = self.tensors["lengths"][samples.start * num_features : samples.stop * num_features]
+        taken = slice(first, first + lookups[index])
         return MicroBatch(
-            ids=self.tensors["ids"][first : first + lookups[index]],
+            ids=self.tensors["ids"][taken],
             totals=self.totals[index],
             lengths=lengths.view(num_features, -1) if num_features else lengths.view(0, self.samples[index]),
             dense=self.tensors["dense"][samples],
             labels=self.tensors["labels"][samples],
             num_terms=self.terms[index],
+            weights=self.tensors["weights"][taken] if "weights" in self.tensors else None,
         )
 
 
@@ -135,44 +159,54 @@ def cut(
     else:
         parts = cluster(raw, micro_batches)
     order = np.concatenate(parts).astype(np.int64)
-    columns = [
-        _by_sample(raw.features[feature.name], layout, layout.table_index(feature.table)) for feature in features
+    columns = [raw.features[feature.name] for feature in features]
+    picks = [[_positions(column, part) for column in columns] for part in parts]
+    hashed = [
+        layout.ids(layout.table_index(feature.table), column.values)
+        for feature, column in zip(features, columns, strict=True)
     ]
-    ids, lengths, totals = [], [], []
-    for part in parts:
-        taken = [_take(values, starts, sizes, part) for values, starts, sizes in columns]
-        ids += [values for values, _ in taken]
-        lengths += [sizes for _, sizes in taken]
-        totals.append(tuple(len(values) for values, _ in taken))
+    tensors = {
+        "ids": _picked(hashed, picks, np.int64),
+        "lengths": _joined([column.lengths[part] for part in parts for column in columns], np.int64),
+        "dense": torch.from_numpy(np.ascontiguousarray(raw.dense[order], dtype=np.float32)),
+        "labels": torch.from_numpy(np.ascontiguousarray(raw.labels[order], dtype=np.float32)),
+    }
+    if any(feature.weighted for feature in features):
+        weights = [_weights(feature, column) for feature, column in zip(features, columns, strict=True)]
+        tensors["weights"] = _picked(weights, picks, np.float32)
     return Batch(
-        tensors={
-            "ids": _tensor(ids, np.int64),
-            "lengths": _tensor(lengths, np.int64),
-            "dense": torch.from_numpy(np.ascontiguousarray(raw.dense[order], dtype=np.float32)),
-            "labels": torch.from_numpy(np.ascontiguousarray(raw.labels[order], dtype=np.float32)),
-        },
-        totals=tuple(totals),
+        tensors=tensors,
+        totals=tuple(tuple(len(positions) for positions in row) for row in picks),
         samples=tuple(len(part) for part in parts),
         terms=tuple(int(raw.terms[part].sum()) for part in parts),
     )
 
 
-def _by_sample(jagged: Jagged, layout: Layout, table: int) -> tuple[Int64, Int64, Int64]:
-    ends = np.cumsum(jagged.lengths)
-    return layout.ids(table, jagged.values), ends - jagged.lengths, jagged.lengths
+def _weights(feature: Feature, column: Jagged) -> npt.NDArray[np.float32]:
+    if not feature.weighted:
+        return np.ones(len(column.values), dtype=np.float32)
+    if column.weights is None:
+        raise ExecutorError(f"feature {feature.name} is weighted, but its source gives keys without weights")
+    return column.weights
 
 
-def _take(values: Int64, starts: Int64, sizes: Int64, samples: Int64) -> tuple[Int64, Int64]:
-    """The keys of some samples, in their order, and the lengths."""
-    chosen = sizes[samples]
-    ends = np.cumsum(chosen)
-    if not len(ends) or not ends[-1]:
-        return np.empty(0, dtype=np.int64), chosen
-    positions = np.arange(ends[-1]) + np.repeat(starts[samples] - (ends - chosen), chosen)
-    return values[positions], chosen
+def _positions(column: Jagged, samples: Int64) -> Int64:
+    """Where the keys of some samples stand, in the order of the samples."""
+    ends = np.cumsum(column.lengths)
+    chosen = column.lengths[samples]
+    starts = (ends - column.lengths)[samples]
+    first = np.cumsum(chosen) - chosen
+    return np.asarray(np.arange(int(chosen.sum())) + np.repeat(starts - first, chosen), dtype=np.int64)
 
 
-def _tensor(parts: list[Int64], dtype: type) -> Tensor:
+def _picked(
+    columns: Sequence[npt.NDArray[np.generic]], picks: Sequence[Sequence[Int64]], dtype: type[np.generic]
+) -> Tensor:
+    """Values of each column at the picked positions, by micro-batch, then column."""
+    return _joined([values[at] for row in picks for values, at in zip(columns, row, strict=True)], dtype)
+
+
+def _joined(parts: Sequence[npt.NDArray[np.generic]], dtype: type[np.generic]) -> Tensor:
     return torch.from_numpy(np.concatenate(parts).astype(dtype) if parts else np.empty(0, dtype=dtype))
 
 

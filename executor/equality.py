@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from executor.data import Feature, Source
+from executor.data import Feature, Pooling, Source
 from executor.launch import RankPool
 from executor.models import DLRM, Model
 from executor.optimizers import OptimizerKind
@@ -42,7 +42,8 @@ class Scenario(StrEnum):
 
     mixed: the batches take turns in being full, uneven, empty on a rank, smaller than the micro-batches, or without a
     single key; odd ranks run out of data after three quarters. few_rows: tables with fewer rows than there are ranks.
-    idle_rank: rank 1 never has a sample. two_dims: tables of two widths. sequences, fuxi: HSTU and FuXi-α on histories.
+    idle_rank: rank 1 never has a sample. two_dims: tables of two widths, a feature with mean pooling and a weighted
+    one. sequences, fuxi: HSTU and FuXi-α on histories.
     """
 
     MIXED = "mixed"
@@ -123,12 +124,15 @@ def _workload(case: Case) -> tuple[Source, Model]:
     dims = (4, 8, 4) if case.scenario == Scenario.TWO_DIMS else (8, 8, 8)
     tables = [TableSpec(name=f"t{i}", num_rows=r, dim=d) for i, (r, d) in enumerate(zip(rows, dims, strict=True))]
     features = [Feature(name=f"f{i}", table=f"t{i}") for i in range(3)]
+    if case.scenario == Scenario.TWO_DIMS:
+        features[1:] = [replace(features[1], pooling=Pooling.MEAN), replace(features[2], weighted=True)]
     source = SyntheticSource(
         features=tuple(feature.name for feature in features),
         batch_size=BATCH_SIZE,
         num_keys=500,
         mean_length=2.0,
         empty_share=0.2,
+        weighted=case.scenario == Scenario.TWO_DIMS,
         seed=case.seed,
         batches=(lambda rank: case.steps - case.steps // 4 * (rank % 2)) if case.scenario == Scenario.MIXED else None,
         size_of=_idle_rank if case.scenario == Scenario.IDLE_RANK else _mixed_size,

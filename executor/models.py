@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from executor.data import Feature, MicroBatch
+from executor.data import Feature, MicroBatch, Pooling
 from executor.tables import TableSpec
 
-__all__ = ["DLRM", "Model", "make_mlp", "sum_pool"]
+__all__ = ["DLRM", "Model", "make_mlp", "pool_bags"]
 
 
 class Model(nn.Module, ABC):
@@ -48,15 +48,20 @@ def make_mlp(widths: Sequence[int], *, last_activation: bool) -> nn.Sequential:
     return nn.Sequential(*(layers if last_activation else layers[:-1]))
 
 
-def sum_pool(rows: Tensor, lengths: Tensor) -> Tensor:
-    """The sum of each sample's rows: (samples, dim); an empty bag gives zeros.
+def pool_bags(rows: Tensor, lengths: Tensor, pooling: Pooling = Pooling.SUM, weights: Tensor | None = None) -> Tensor:
+    """One vector for each sample's bag of rows: (samples, dim); an empty bag gives zeros.
 
     Args:
         rows: float (lookups, dim), ordered by sample.
         lengths: int64 (samples,).
+        pooling: sum or mean of the bag.
+        weights: float (lookups,), what each row is multiplied by; None for 1.
     """
+    if weights is not None:
+        rows = rows * weights[:, None]
     samples = torch.repeat_interleave(torch.arange(len(lengths), device=rows.device), lengths, output_size=len(rows))
-    return rows.new_zeros(len(lengths), rows.shape[1]).index_add(0, samples, rows)
+    total = rows.new_zeros(len(lengths), rows.shape[1]).index_add(0, samples, rows)
+    return total / lengths.clamp(min=1)[:, None] if pooling == Pooling.MEAN else total
 
 
 class DLRM(Model):
@@ -91,9 +96,10 @@ class DLRM(Model):
 
     def loss(self, rows: Sequence[Tensor], batch: MicroBatch) -> tuple[Tensor, Tensor]:
         bottom = self.bottom(batch.dense)
+        weights = [None] * len(rows) if batch.weights is None else torch.split(batch.weights, list(batch.totals))
         pooled = [
-            self.project[feature.table](sum_pool(row, lengths))
-            for feature, row, lengths in zip(self.features, rows, batch.lengths, strict=True)
+            self.project[feature.table](pool_bags(row, lengths, feature.pooling, weight if feature.weighted else None))
+            for feature, row, lengths, weight in zip(self.features, rows, batch.lengths, weights, strict=True)
         ]
         vectors = torch.stack([bottom, *pooled], dim=1)
         dots = torch.bmm(vectors, vectors.transpose(1, 2))

@@ -76,7 +76,8 @@ def forward(worker: Worker, op: Op) -> Cost:
     """The summed loss of a micro-batch, with its graph."""
     micro: MicroBatch = worker.buffers.get(Data.BATCH, op).micro_batch(op.micro_batch)
     # autograd keeps inputs for backward, which may run when the schedule has given the batch's memory away
-    micro = replace(micro, lengths=micro.lengths.clone(), dense=micro.dense.clone(), labels=micro.labels.clone())
+    kept = {name: getattr(micro, name) for name in ("lengths", "dense", "labels", "weights")}
+    micro = replace(micro, **{name: tensor.clone() for name, tensor in kept.items() if tensor is not None})
     inverse: Tensor = worker.buffers.get(Data.KEYS, op).parts[op.micro_batch].inverse
     leaves = [rows.detach().float().requires_grad_() for rows in worker.buffers.get(Data.EMBEDDINGS, op)]
     slot = worker.buffers.claim(Data.ACTIVATIONS, op)

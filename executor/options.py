@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from executor.clusters import cluster_by_keys
-from executor.data import Feature, Int64, Source
+from executor.data import Feature, Int64, Pooling, Source
 from executor.models import DLRM, Model
 from executor.numerics import NanPolicy
 from executor.optimizers import OptimizerKind
@@ -71,6 +71,8 @@ class RunOptions:
         data: key file, or MovieLens ratings or a KuaiRand log for sequences; None generates Zipf keys.
         exponent: of the Zipf law.
         mean_length: mean keys per bag of the generated data.
+        pooling: of the DLRM's bags.
+        weighted: generate a weight for every key of a DLRM, and multiply its row by it.
         epochs: passes over the sequences of a file.
         cluster: put samples that share keys into the same micro-batch.
         comm_dtype: of rows and gradients on the wire.
@@ -96,6 +98,8 @@ class RunOptions:
     data: Path | None = None
     exponent: float = 1.05
     mean_length: float = 2.0
+    pooling: Pooling = Pooling.SUM
+    weighted: bool = False
     epochs: int = 1
     seed: int = 0
     cluster: bool = False
@@ -123,6 +127,8 @@ class RunOptions:
             raise ExecutorError(f"max_length must be at least 2 (one item and its target), got {self.max_length}")
         if self.model != ModelKind.DLRM and self.dim % self.heads:
             raise ExecutorError(f"dim {self.dim} must be a multiple of heads {self.heads}")
+        if self.weighted and self.data is not None:
+            raise ExecutorError("key files hold no weights; give --weighted with generated data only")
         if not self.loss_scale > 0:
             raise ExecutorError(f"loss_scale must be positive, got {self.loss_scale}")
 
@@ -184,13 +190,14 @@ def _dlrm_run(options: RunOptions) -> tuple[Source, Model]:
             num_keys=10 * options.num_rows,
             exponent=options.exponent,
             mean_length=options.mean_length,
+            weighted=options.weighted,
             seed=options.seed,
         )
     else:
         stream = read_keys(options.data)
         names, source = stream.features, KeyStreamSource(stream=stream, batch_size=options.batch_size)
     tables = [TableSpec(name=name, num_rows=options.num_rows, dim=options.dim) for name in names]
-    features = [Feature(name=name, table=name) for name in names]
+    features = [Feature(name=name, table=name, pooling=options.pooling, weighted=options.weighted) for name in names]
     torch.manual_seed(options.seed)
     return source, DLRM(tables, features, num_dense=4, hidden=options.hidden)
 

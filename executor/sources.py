@@ -42,6 +42,7 @@ class SyntheticSource:
         exponent: of the Zipf law; 0 is uniform.
         mean_length: mean keys per bag; lengths are uniform in 0 to twice that. 1 means exactly one key.
         empty_share: share of bags that are emptied on top.
+        weighted: give every key a weight, uniform in 0 to 1.
         num_dense: dense values per sample.
         seed: of everything.
         batches: batches that each rank has; None is no end.
@@ -54,6 +55,7 @@ class SyntheticSource:
     exponent: float = 1.05
     mean_length: float = 1.0
     empty_share: float = 0.0
+    weighted: bool = False
     num_dense: int = 4
     seed: int = 0
     batches: Callable[[int], int] | None = None
@@ -83,7 +85,8 @@ class SyntheticSource:
             lengths = rng.integers(0, round(2 * self.mean_length) + 1, size=size)
         lengths[rng.random(size) < self.empty_share] = 0
         keys = zipf_ranks(self.num_keys, self.exponent, int(lengths.sum()), rng)
-        return Jagged(values=keys.astype(np.int64), lengths=lengths)
+        weights = rng.random(len(keys), dtype=np.float32) if self.weighted else None
+        return Jagged(values=keys.astype(np.int64), lengths=lengths, weights=weights)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -226,15 +226,8 @@ def join_world(
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     run, restart = (os.environ.get(f"TORCHELASTIC_{name}", "0") for name in ("RUN_ID", "RESTART_COUNT"))
     prefix = f"nestpipe/{run}/{restart}"
-    given = address
     try:
-        wait = timedelta(seconds=rendezvous_s)
-        master = rank == 0 and not agent
-        store = _within(rendezvous_s, lambda: TCPStore(*given, world_size, master, wait, False))
-        address = (address[0], store.port)
-        arrivals = PrefixStore(f"{prefix}/arrivals", store)
-        arrivals.set(str(rank), "here")
-        arrivals.wait([str(other) for other in range(world_size)], wait)
+        store = _meet(address, rank, world_size, rank == 0 and not agent, rendezvous_s, f"{prefix}/arrivals")
         dist.init_process_group(
             backend if device == "cpu" else f"cpu:gloo,cuda:{backend}",
             store=PrefixStore(prefix, store),
@@ -250,9 +243,19 @@ def join_world(
         device=torch.device(device, _number("LOCAL_RANK", 0)) if device == "cuda" else torch.device(device),
         backend=backend,
         timeout=timedelta(seconds=timeout_s),
-        address=address,
+        address=(address[0], store.port),
         prefix=prefix,
     )
+
+
+def _meet(address: tuple[str, int], rank: int, world_size: int, serves: bool, wait_s: float, prefix: str) -> TCPStore:
+    """The store of the ranks, once all of them have come to it."""
+    wait = timedelta(seconds=wait_s)
+    store = _within(wait_s, lambda: TCPStore(*address, world_size, serves, wait, False))
+    arrivals = PrefixStore(prefix, store)
+    arrivals.set(str(rank), "here")
+    arrivals.wait([str(other) for other in range(world_size)], wait)
+    return store
 
 
 def _within(seconds: float, connect: Callable[[], TCPStore]) -> TCPStore:

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
+from torch import Tensor
+from torch.nn import functional
 
-from executor.data import Feature, MicroBatch
-from executor.models import DLRM, sum_pool
+from executor.data import Feature, MicroBatch, Pooling
+from executor.models import DLRM, Model, pool_bags
+from executor.optimizers import OptimizerKind
 from executor.sequence_models import FuXiBlock, HSTUBlock, SequenceModel, next_item_scores, pad_rows
+from executor.sources import SyntheticSource
 from executor.tables import TableSpec
+from executor.trainer import Settings, Trainer
+from executor.world import World
+from nestpipe.errors import ExecutorError
+from nestpipe.ir import with_micro_batches
+from nestpipe.schedules import load
+from tests.executor_jobs import pool
 
 BLOCKS = [HSTUBlock, FuXiBlock]
+BAGS = [
+    pytest.param(Feature(name="f", table="t"), id="sum"),
+    pytest.param(Feature(name="f", table="t", pooling=Pooling.MEAN), id="mean"),
+    pytest.param(Feature(name="f", table="t", weighted=True), id="weighted"),
+]
 
 
 def sequence_model(block: type[HSTUBlock] | type[FuXiBlock]) -> SequenceModel:
@@ -38,7 +55,83 @@ def micro_batch(lengths: list[list[int]], num_dense: int = 0) -> MicroBatch:
 
 def test_pooling_sums_bags_and_gives_zeros_for_empty_ones() -> None:
     rows = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
-    assert sum_pool(rows, torch.tensor([2, 0, 1])).tolist() == [[4.0, 6.0], [0.0, 0.0], [5.0, 6.0]]
+    assert pool_bags(rows, torch.tensor([2, 0, 1])).tolist() == [[4.0, 6.0], [0.0, 0.0], [5.0, 6.0]]
+
+
+@pytest.mark.parametrize("feature", BAGS)
+def test_bags_and_their_gradients_are_those_of_torch_s_embedding_bag(feature: Feature) -> None:
+    torch.manual_seed(3)
+    lengths = torch.randint(0, 5, (40,))
+    keys, table = torch.randint(0, 12, (int(lengths.sum()),)), torch.randn(12, 6, requires_grad=True)
+    weights = torch.rand(len(keys)) if feature.weighted else None
+    target = torch.randn(40, 6)
+    mine = pool_bags(table.index_select(0, keys), lengths, feature.pooling, weights)
+    theirs = embedding_bag(table, keys, lengths, feature, weights)
+    torch.testing.assert_close(mine, theirs)
+    grads = [torch.autograd.grad((bags * target).sum(), table)[0] for bags in (mine, theirs)]
+    torch.testing.assert_close(grads[0], grads[1])
+
+
+def test_weights_go_with_sums_only() -> None:
+    with pytest.raises(ExecutorError, match="feature f: weights go with sum pooling only, got mean"):
+        Feature(name="f", table="t", pooling=Pooling.MEAN, weighted=True)
+
+
+def embedding_bag(
+    table: Tensor, keys: Tensor, lengths: Tensor, feature: Feature, weights: Tensor | None = None
+) -> Tensor:
+    """Torch's own, for a feature of ours."""
+    offsets = lengths.cumsum(0) - lengths
+    return functional.embedding_bag(keys, table, offsets, mode=feature.pooling.value, per_sample_weights=weights)
+
+
+class Bags(Model):
+    """One table's bags under a logistic loss, without dense parameters that matter."""
+
+    def __init__(self, feature: Feature) -> None:
+        super().__init__()
+        self.tables = (TableSpec(name="t", num_rows=30, dim=4, hashed=False),)
+        self.features = (feature,)
+        self.bias = torch.nn.Parameter(torch.zeros(1))
+
+    def loss(self, rows: Sequence[Tensor], batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        (feature,) = self.features
+        bags = pool_bags(rows[0], batch.lengths[0], feature.pooling, batch.weights if feature.weighted else None)
+        logits = bags.sum(dim=1) + self.bias
+        return functional.binary_cross_entropy_with_logits(logits, batch.labels, reduction="sum"), logits
+
+
+def train_bags(world: World, feature: Feature, micro_batches: int) -> tuple[Tensor, Tensor]:
+    """The table before and after four steps of SGD, pipelined."""
+    loop = with_micro_batches(load("nestpipe"), micro_batches)
+    trainer = Trainer(world, loop, Bags(feature), bag_source(), Settings(optimizer=OptimizerKind.SGD, lr=1.0))
+    before = trainer.state()["table.0"]
+    trainer.run(4)
+    return before, trainer.state()["table.0"]
+
+
+def bag_source() -> SyntheticSource:
+    """Skewed keys in bags, some of them empty, with weights."""
+    return SyntheticSource(features=("f",), batch_size=16, num_keys=30, mean_length=3.0, empty_share=0.2, weighted=True)
+
+
+@pytest.mark.parametrize("feature", BAGS)
+@pytest.mark.parametrize("micro_batches", [1, 4])
+def test_one_rank_trains_bags_as_torch_s_embedding_bag_does(feature: Feature, micro_batches: int) -> None:
+    before, after = pool(1).run(train_bags, feature, micro_batches)[0]
+    table, bias = before.clone().requires_grad_(), torch.zeros(1, requires_grad=True)
+    optimizer = torch.optim.SGD([{"params": [table], "lr": 1.0}, {"params": [bias], "lr": Settings().dense_lr}])
+    for step in range(4):
+        raw = bag_source().read(step, 0, 1)
+        keys, lengths = (torch.from_numpy(part) for part in (raw.features["f"].values, raw.features["f"].lengths))
+        assert raw.features["f"].weights is not None
+        weights = torch.from_numpy(raw.features["f"].weights) if feature.weighted else None
+        logits = embedding_bag(table, keys, lengths, feature, weights).sum(dim=1) + bias
+        optimizer.zero_grad()
+        functional.binary_cross_entropy_with_logits(logits, torch.from_numpy(raw.labels)).backward()
+        optimizer.step()
+    assert not torch.equal(before, after)
+    torch.testing.assert_close(after, table.detach(), rtol=1e-6, atol=1e-6)
 
 
 def test_padding_puts_rows_at_the_front_of_their_sample() -> None:

@@ -237,7 +237,9 @@ def _raw(lengths: list[int]) -> RawBatch:
     values = np.arange(sum(lengths), dtype=np.int64)
     count = len(lengths)
     return RawBatch(
-        features={"x": Jagged(values=values, lengths=np.array(lengths, dtype=np.int64))},
+        features={
+            "x": Jagged(values=values, lengths=np.array(lengths, dtype=np.int64), weights=values.astype(np.float32))
+        },
         dense=np.arange(count, dtype=np.float32)[:, None],
         labels=np.arange(count, dtype=np.float32),
         terms=np.arange(count, dtype=np.int64),
@@ -252,7 +254,8 @@ def test_micro_batches_hold_every_sample_once_with_its_keys(lengths: list[int], 
         return list(np.array_split(np.arange(raw.num_samples)[::-1], micro_batches))
 
     raw = _raw(lengths)
-    batch = cut(raw, [Feature(name="x", table="t")], layout, parts, reverse if backwards else None)
+    features = [Feature(name="x", table="t", weighted=True), Feature(name="x", table="t")]
+    batch = cut(raw, features, layout, parts, reverse if backwards else None)
     batch = to_device(batch, lambda _, shape, dtype: torch.empty(shape, dtype=dtype))
     ends = np.cumsum(lengths)
     seen = []
@@ -261,12 +264,21 @@ def test_micro_batches_hold_every_sample_once_with_its_keys(lengths: list[int], 
         wanted = [
             key for label in micro.labels.int().tolist() for key in range(ends[label] - lengths[label], ends[label])
         ]
-        assert micro.ids.tolist() == wanted
-        assert micro.lengths[0].tolist() == [lengths[label] for label in micro.labels.int().tolist()]
+        assert micro.ids.tolist() == wanted * 2
+        assert micro.weights is not None
+        assert micro.weights.tolist() == [*wanted, *[1.0] * len(wanted)]
+        assert micro.lengths.tolist() == [[lengths[label] for label in micro.labels.int().tolist()]] * 2
         assert micro.num_terms == int(micro.labels.sum())
         assert torch.equal(micro.dense[:, 0], micro.labels)
         seen += micro.labels.int().tolist()
     assert sorted(seen) == list(range(len(lengths)))
+
+
+def test_weights_that_a_source_does_not_give_are_missed() -> None:
+    layout = make_layout((TableSpec(name="t", num_rows=9, dim=1),), 1)
+    raw = SyntheticSource(features=("x",), batch_size=3, num_keys=5).read(0, 0, 1)
+    with pytest.raises(ExecutorError, match="feature x is weighted, but its source gives keys without weights"):
+        cut(raw, [Feature(name="x", table="t", weighted=True)], layout, 2)
 
 
 def test_synthetic_batches_depend_on_batch_rank_and_seed_alone() -> None:

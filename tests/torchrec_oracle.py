@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from executor.data import Feature, Jagged, MicroBatch, RawBatch
 from executor.launch import RankPool
-from executor.models import Model, sum_pool
+from executor.models import Model, pool_bags
 from executor.optimizers import OptimizerKind
 from executor.tables import TableSpec
 from executor.trainer import Settings, Trainer
@@ -75,7 +75,7 @@ class FixedTop(Model):
         self.features = tuple(Feature(name=name, table=name) for name in NAMES)
 
     def loss(self, rows: Sequence[Tensor], batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        logits = logits_of([sum_pool(row, lengths) for row, lengths in zip(rows, batch.lengths, strict=True)])
+        logits = logits_of([pool_bags(row, lengths) for row, lengths in zip(rows, batch.lengths, strict=True)])
         return functional.binary_cross_entropy_with_logits(logits, batch.labels, reduction="sum"), logits
 
 
