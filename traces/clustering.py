@@ -111,7 +111,7 @@ def _effort(num_micro_batches: int, *, light: bool) -> _Effort:
     )
 
 
-def cluster_stream(stream: KeyStream, batch: int, num_micro_batches: int, *, seed: int = 0) -> Int:
+def cluster_stream(stream: KeyStream | CodedStream, batch: int, num_micro_batches: int, *, seed: int = 0) -> Int:
     """The micro-batch of each sample of each full batch of a stream: int64 (batches * batch,). See `cluster_keys`."""
     batches = stream.num_samples // batch if batch > 0 else 0
     if batches < 1:

@@ -95,17 +95,18 @@ def read_key_files(
 
 
 def duplication_of(
-    stream: KeyStream, batch: int, micro_batches: int, seed: int
+    stream: KeyStream | CodedStream, batch: int, micro_batches: int, seed: int
 ) -> tuple[MicroBatchDuplication, str | None]:
     """Rows that micro-batches send twice, in order, at random and clustered, and a note if not all batches were used.
 
     Raises:
         TraceError: the stream has no full batch, or the number of micro-batches is out of range.
     """
-    batches, note, some = stream.num_samples // batch, None, stream
+    some = CodedStream.of(stream)
+    batches, note = some.num_samples // batch, None
     if batches > CLUSTERED_BATCHES:
         chosen = np.linspace(0, batches - 1, CLUSTERED_BATCHES).astype(np.int64)
-        some = stream.take((chosen[:, None] * batch + np.arange(batch)).ravel())
+        some = some.take((chosen[:, None] * batch + np.arange(batch)).ravel())
         note = f"micro-batches: from {CLUSTERED_BATCHES} of the {batches} batches, evenly spread"
     found = micro_batch_duplication(
         some,
@@ -173,14 +174,13 @@ class KeyRatios:
         self.facts = files.facts
         self.lookups_per_sample = files.stream.num_lookups / max(1, files.stream.num_samples)
         self.drawn, self.seed = drawn, seed
-        self.digest = hashlib.sha256(files.stream.row_keys().data).hexdigest()[:12]
-        self._stream: KeyStream | None = files.stream
-        self._coded: CodedStream | None = None
+        self._coded: CodedStream | None = CodedStream.of(files.stream)
+        self.digest = _digest(self._coded)
         self._scaled: dict[tuple[int, int], tuple[KeyStatistics, str | None] | str] = {}
         self._duplication: dict[tuple[int, int], tuple[MicroBatchDuplication, str | None]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_stream": None, "_coded": None}
+        return {**self.__dict__, "_coded": None}
 
     def __repr__(self) -> str:
         return f"KeyRatios({self.facts}, drawn={self.drawn}, seed={self.seed}, digest={self.digest})"
@@ -217,14 +217,20 @@ class KeyRatios:
         return {origin: sorted(sizes) for origin, sizes in found.items()}
 
     def _at_scale(self, batch: int, owners: int) -> tuple[KeyStatistics, str | None] | str:
-        if self._coded is None:
-            self._coded = CodedStream.of(self._read())
         try:
-            return statistics_at(self._coded, batch=batch, world_size=owners, drawn=self.drawn, seed=self.seed)
+            return statistics_at(self._read(), batch=batch, world_size=owners, drawn=self.drawn, seed=self.seed)
         except TraceError as error:
             return str(error)
 
-    def _read(self) -> KeyStream:
-        if self._stream is None:
+    def _read(self) -> CodedStream:
+        if self._coded is None:
             raise TraceError(f"{', '.join(self.facts['files'])}: the keys stayed behind when this was pickled")
-        return self._stream
+        return self._coded
+
+
+def _digest(coded: CodedStream) -> str:
+    """The first 12 hex digits of a hash of every lookup."""
+    found = hashlib.sha256(coded.keys.data)
+    found.update(coded.code.data)
+    found.update(coded.sample_offsets.data)
+    return found.hexdigest()[:12]

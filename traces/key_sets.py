@@ -9,7 +9,7 @@ over batches.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -36,7 +36,7 @@ _ZIPF_LS_RANKS = 1000
 _PIECE: Final = 1 << 21
 _TOP_SHARES = (0.001, 0.01, 0.1)
 
-Assign = Callable[[KeyStream, int, int], NDArray[np.int64]]
+Assign = Callable[["CodedStream", int, int], NDArray[np.int64]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,13 +94,13 @@ class CodedStream:
     Attributes:
         keys: uint64 (distinct,), the distinct row keys, ascending.
         code: int32 (lookups,), index into `keys`.
-        first: int64 (samples + 1,), where each sample's lookups start.
+        sample_offsets: int64 (samples + 1,), where each sample's lookups start.
         source: of the stream.
     """
 
     keys: NDArray[np.uint64]
     code: NDArray[np.int32]
-    first: NDArray[np.int64]
+    sample_offsets: NDArray[np.int64]
     source: str
 
     @classmethod
@@ -109,11 +109,13 @@ class CodedStream:
         if isinstance(stream, CodedStream):
             return stream
         keys, code = dense_codes(stream)
-        return cls(keys=keys, code=code, first=np.ascontiguousarray(stream.sample_offsets), source=stream.source)
+        return cls(
+            keys=keys, code=code, sample_offsets=np.ascontiguousarray(stream.sample_offsets), source=stream.source
+        )
 
     @property
     def num_samples(self) -> int:
-        return len(self.first) - 1
+        return len(self.sample_offsets) - 1
 
     @property
     def num_lookups(self) -> int:
@@ -122,22 +124,38 @@ class CodedStream:
     def runs(self, samples: int, num_runs: int | None = None) -> NDArray[np.int64]:
         """Where the lookups of consecutive runs of `samples` samples start and the last one ends; full runs only."""
         most = self.num_samples // samples
-        return self.first[: (most if num_runs is None else num_runs) * samples + 1 : samples]
+        return self.sample_offsets[: (most if num_runs is None else num_runs) * samples + 1 : samples]
 
     def sets(self, samples: int, num_runs: int | None = None) -> KeySets:
         """The key sets of consecutive runs of `samples` samples."""
         return KeySets.of_runs(self.runs(samples, num_runs), self.code, len(self.keys))
 
+    def row_keys(self) -> NDArray[np.uint64]:
+        """The key of each lookup: uint64 (lookups,)."""
+        return self.keys[self.code]
+
+    def slice(self, start: int, stop: int) -> CodedStream:
+        """Samples start to stop; the codes are a view."""
+        offsets = self.sample_offsets[start : stop + 1]
+        return replace(self, code=self.code[offsets[0] : offsets[-1]], sample_offsets=offsets - offsets[0])
+
+    def frequency(self) -> NDArray[np.int64]:
+        """How often each key is looked up: int64 (distinct,)."""
+        found = np.zeros(len(self.keys), dtype=np.int64)
+        for start in range(0, len(self.code), _PIECE):
+            found += np.bincount(self.code[start : start + _PIECE], minlength=len(self.keys))
+        return found
+
     def take(self, samples: NDArray[np.int64]) -> CodedStream:
         """The given samples in the given order; a sample may appear more than once."""
-        lengths = np.diff(self.first)[samples]
+        lengths = np.diff(self.sample_offsets)[samples]
         first = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         code = np.empty(first[-1], dtype=np.int32)
         for start, stop in pieces(first):
             low, high = first[start], first[stop]
-            shift = self.first[samples[start:stop]] - first[start:stop]
+            shift = self.sample_offsets[samples[start:stop]] - first[start:stop]
             code[low:high] = self.code[np.repeat(shift, lengths[start:stop]) + np.arange(low, high)]
-        return CodedStream(keys=self.keys, code=code, first=first, source=self.source)
+        return CodedStream(keys=self.keys, code=code, sample_offsets=first, source=self.source)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,25 +197,18 @@ class KeySets:
             num_codes: number of different codes.
             count: (lookups,), how often each lookup counts; once without.
         """
-        codes, counts, ends = [np.zeros(0, np.int32)], [np.zeros(0, np.int32)], [np.zeros(1, np.int64)]
+        codes, counts = np.empty((2, bounds[-1] - bounds[0]), dtype=np.int32)  # pages that stay empty cost nothing
+        ends = np.zeros(len(bounds), dtype=np.int64)
         for start, stop in pieces(bounds):
             part = slice(bounds[start], bounds[stop])
-            pairs = _numbered(bounds, start, stop) * num_codes + code[part]
-            if count is None:
-                pairs, lookups = np.unique(pairs, return_counts=True)
-                found = lookups.astype(np.int32)
-            else:
-                order = np.argsort(pairs)
-                pairs = pairs[order]
-                begin = np.flatnonzero(np.diff(pairs, prepend=-1))
-                found = (np.add.reduceat(count[part][order], begin) if len(begin) else count[:0]).astype(np.int32)
-                pairs = pairs[begin]
-            ends.append(np.searchsorted(pairs, np.arange(1, stop - start + 1) * num_codes) + ends[-1][-1])
-            codes.append((pairs % max(num_codes, 1)).astype(np.int32))
-            counts.append(found)
-        return cls(
-            bounds=np.concatenate(ends), code=np.concatenate(codes), count=np.concatenate(counts), num_codes=num_codes
-        )
+            pairs, found = _merged(
+                _numbered(bounds, start, stop) * num_codes + code[part], None if count is None else count[part]
+            )
+            low, high = ends[start], ends[start] + len(pairs)
+            ends[start + 1 : stop + 1] = np.searchsorted(pairs, np.arange(1, stop - start + 1) * num_codes) + low
+            codes[low:high] = pairs % max(num_codes, 1)
+            counts[low:high] = found
+        return cls(bounds=ends, code=codes[: ends[-1]], count=counts[: ends[-1]], num_codes=num_codes)
 
     @property
     def num_groups(self) -> int:
@@ -209,8 +220,12 @@ class KeySets:
 
     def lookups(self) -> NDArray[np.int64]:
         """Lookups of each group: int64 (groups,)."""
-        total = np.concatenate([[0], np.cumsum(self.count, dtype=np.int64)])
-        return np.diff(total[self.bounds])
+        found = np.zeros(self.num_groups, dtype=np.int64)
+        for start, stop in pieces(self.bounds):
+            group = _numbered(self.bounds, start, stop)
+            counts = self.count[self.bounds[start] : self.bounds[stop]]
+            found[start:stop] = np.bincount(group, weights=counts, minlength=stop - start)
+        return found
 
     def joined(self, groups: int) -> KeySets:
         """The sets of every `groups` consecutive groups together."""
@@ -255,6 +270,20 @@ def pieces(bounds: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
         start = stop
 
 
+def _merged(
+    pairs: NDArray[np.int64], count: NDArray[np.integer[Any]] | None
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The distinct pairs in order, and how often each occurs or the sum of its counts."""
+    if count is None:
+        return np.unique(pairs, return_counts=True)
+    order = np.argsort(pairs)
+    pairs = pairs[order]
+    begin = np.flatnonzero(np.diff(pairs, prepend=-1))
+    if not len(begin):
+        return pairs, np.zeros(0, dtype=np.int64)
+    return pairs[begin], np.add.reduceat(count[order].astype(np.int64), begin)
+
+
 def _numbered(bounds: NDArray[np.int64], start: int, stop: int) -> NDArray[np.int64]:
     """For each entry of groups start to stop the number of its group, from 0."""
     return np.repeat(np.arange(stop - start, dtype=np.int64), np.diff(bounds[start : stop + 1]))
@@ -285,7 +314,7 @@ def stream_statistics(stream: KeyStream | CodedStream, batch: int) -> StreamStat
     if batch < 1:
         raise TraceError(f"batch must be at least 1 sample, got {batch}")
     coded = CodedStream.of(stream)
-    frequency = -np.sort(-np.bincount(coded.code))
+    frequency = -np.sort(-coded.frequency())
     sets = coded.sets(batch)
     again = sets.shared(1)
     fit, ranks = _zipf_least_squares(frequency)
@@ -331,7 +360,7 @@ def _zipf_maximum_likelihood(frequency: NDArray[np.int64]) -> float | None:
 
 
 def micro_batch_duplication(
-    stream: KeyStream,
+    stream: KeyStream | CodedStream,
     *,
     batch: int,
     micro_batches: int,
@@ -355,9 +384,8 @@ def micro_batch_duplication(
     batches = stream.num_samples // batch
     if batches < 1:
         raise TraceError(f"{stream.source}: {stream.num_samples} samples do not fill one batch of {batch}")
-    part = stream.slice(0, batches * batch)
-    coded = CodedStream.of(part)
-    sample = part.sample_of_lookup()
+    coded = CodedStream.of(stream).slice(0, batches * batch)
+    sample = _numbered(coded.sample_offsets, 0, coded.num_samples)
     base = coded.sets(batch).sizes()
 
     def sent(micro_batch: NDArray[np.int64]) -> KeySets:
@@ -374,6 +402,6 @@ def micro_batch_duplication(
         num_micro_batches=micro_batches,
         in_order=factor(plain),
         random=factor(sent(shuffled)),
-        clustered=None if cluster is None else factor(sent(cluster(part, batch, micro_batches))),
+        clustered=None if cluster is None else factor(sent(cluster(coded, batch, micro_batches))),
         unique_ratio=mean_ratio(plain.sizes(), plain.lookups()) or 1.0,
     )

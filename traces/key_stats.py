@@ -255,9 +255,8 @@ def extrapolated_statistics(
     coded = CodedStream.of(stream)
     owner = owner_of(coded.keys, world_size)
     present = np.bincount(coded.sets(batch).code, minlength=len(coded.keys)) / batches
-    frequency = np.bincount(coded.code, minlength=len(coded.keys))
     received = world_size * np.bincount(owner, weights=present, minlength=world_size)
-    lookups = np.bincount(owner, weights=frequency, minlength=world_size)
+    lookups = np.bincount(owner, weights=coded.frequency(), minlength=world_size)
     total, double = _heaps(coded, batch, np.array([1, 2]) * batch * world_size)
     rows, shared = total / world_size, max(0.0, 2 * total - double) / world_size
     log_ranks = 2 * float(np.log(world_size))

@@ -11,7 +11,16 @@ from numpy.typing import NDArray
 
 from nestpipe.errors import TraceError, unknown_name
 
-__all__ = ["KeyStream", "concat_streams", "group_sequences", "mix64", "owner_of", "row_keys", "text_key"]
+__all__ = [
+    "KeyStream",
+    "concat_streams",
+    "group_sequences",
+    "join_streams",
+    "mix64",
+    "owner_of",
+    "row_keys",
+    "text_key",
+]
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -109,7 +118,7 @@ class KeyStream:
             )
         if len(self.offsets) % len(self.features) != 1 % len(self.features):
             raise ValueError(f"{len(self.offsets)} offsets do not fit samples x {len(self.features)} features + 1")
-        if self.offsets[0] != 0 or self.offsets[-1] != len(self.values) or np.any(np.diff(self.offsets) < 0):
+        if self.offsets[0] != 0 or self.offsets[-1] != len(self.values) or np.any(self.offsets[1:] < self.offsets[:-1]):
             raise ValueError("offsets must rise from 0 to the number of lookups")
 
     @property
@@ -187,19 +196,28 @@ class KeyStream:
 
 def concat_streams(streams: Sequence[KeyStream]) -> KeyStream:
     """One stream after the other; features are united in order of first appearance, missing ones are empty bags."""
+    return join_streams(list(streams))
+
+
+def join_streams(streams: list[KeyStream]) -> KeyStream:
+    """The same as `concat_streams`, emptying the list meanwhile: takes little more memory than the result."""
     if not streams:
-        raise ValueError("concat_streams needs at least one stream")
+        raise ValueError("need at least one stream to join")
     features = tuple(dict.fromkeys(name for stream in streams for name in stream.features))
-    aligned = [stream if stream.features == features else _widen(stream, features) for stream in streams]
-    bases = np.cumsum([0] + [stream.num_lookups for stream in aligned])
-    offsets = [stream.offsets[1:] + base for stream, base in zip(aligned, bases[:-1], strict=True)]
-    sources = tuple(dict.fromkeys(stream.source for stream in streams))
-    return KeyStream(
-        features=features,
-        values=np.concatenate([stream.values for stream in aligned]),
-        offsets=np.concatenate([np.zeros(1, dtype=np.int64), *offsets]),
-        source=" + ".join(sources),
-    )
+    source = " + ".join(dict.fromkeys(stream.source for stream in streams))
+    values = np.empty(sum(stream.num_lookups for stream in streams), dtype=np.uint64)
+    offsets = np.zeros(len(features) * sum(stream.num_samples for stream in streams) + 1, dtype=np.int64)
+    bag = lookup = 0
+    streams.reverse()
+    while streams:
+        stream = streams.pop()
+        part = stream if stream.features == features else _widen(stream, features)
+        bags = len(part.offsets) - 1
+        values[lookup : lookup + part.num_lookups] = part.values
+        offsets[bag + 1 : bag + bags + 1] = part.offsets[1:]
+        offsets[bag + 1 : bag + bags + 1] += lookup
+        bag, lookup = bag + bags, lookup + part.num_lookups
+    return KeyStream(features=features, values=values, offsets=offsets, source=source)
 
 
 def _widen(stream: KeyStream, features: tuple[str, ...]) -> KeyStream:

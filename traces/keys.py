@@ -30,7 +30,16 @@ from traces.key_layout import (
     open_key_file,
     readable,
 )
-from traces.key_stream import KeyStream, concat_streams, group_sequences, mix64, owner_of, row_keys, text_key
+from traces.key_stream import (
+    KeyStream,
+    concat_streams,
+    group_sequences,
+    join_streams,
+    mix64,
+    owner_of,
+    row_keys,
+    text_key,
+)
 
 __all__ = [
     "KeyFileLayout",
@@ -76,7 +85,7 @@ def read_keys(
         for stream, time in _iter_parts(Path(path), wanted, order_by):
             parts.append(stream)
             times.append(time)
-    whole = concat_streams(parts)
+    whole = join_streams(parts)
     if wanted is not None:
         whole = whole.select(wanted)
     elif all(name.isdigit() for name in whole.features):

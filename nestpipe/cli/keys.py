@@ -16,7 +16,8 @@ from nestpipe.cli._common import Format, provenance, write_text
 from nestpipe.errors import TraceError
 
 if TYPE_CHECKING:
-    from traces.key_stats import CodedStream, KeyStatistics, StreamStatistics
+    from traces.key_scale import KeyFiles
+    from traces.key_stats import CodedStream, KeyStatistics, MicroBatchDuplication, StreamStatistics
     from traces.keys import KeyStream
 
 __all__ = ["cluster", "keys"]
@@ -52,28 +53,32 @@ def keys(
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Unique ratio, overlap, skew and splits of a key stream, by batch, micro-batch, rank and owner."""
-    from traces.key_scale import read_key_files
+    from traces.key_scale import duplication_of, read_key_files
     from traces.key_stats import CodedStream, split_matrix, stream_statistics
 
     _check_sizes(batch, world_size, micro_batches)
     read = read_key_files(files, columns=column, order_by=order_by, sequence=sequence)
-    stream, every, coded = read.stream, read.every, CodedStream.of(read.stream)
-    notes: list[str] = []
-    result: dict[str, Any] = {"provenance": provenance(seed=seed), **read.facts}
+    facts, notes = read.facts, list[str]()
+    columns = _per_column(read, batch)
+    coded = CodedStream.of(read.stream)
+    del read  # what follows needs the codes only, and would double the memory
+    duplication = None
+    if coded.num_samples >= batch:
+        duplication, note = duplication_of(coded, batch, micro_batches, seed)
+        notes.extend([] if note is None else [note])
+    result: dict[str, Any] = {"provenance": provenance(seed=seed), **facts}
     result.update(_stream_json(stream_statistics(coded, batch)))
-    if not result["batches"]:
-        notes.append(f"{stream.num_samples} samples do not fill one batch of {batch}: no ratio of batches")
-    if len(every.features) > 1 or every.features != stream.features:
-        result["per_column"] = {
-            name: _stream_json(stream_statistics(every.select([name]), batch)) for name in every.features
-        }
+    if columns:
+        result["per_column"] = columns
     result["world_size"], result["micro_batches"] = world_size, micro_batches
     whole = _stream_json(stream_statistics(coded, batch * world_size))
     names = ("batch", "batches", "unique_ratio", "overlap_unique", "overlap_lookups")
     result["global_batch"] = {name: whole[name] for name in names}
-    if result["batches"]:
-        sizes = (batch, world_size, micro_batches)
-        statistics = _world(stream, coded, sizes, resample=resample, seed=seed, notes=notes)
+    if duplication is None:
+        notes.append(f"{coded.num_samples} samples do not fill one batch of {batch}: no ratio of batches")
+    else:
+        statistics, note = _world(coded, batch, world_size, resample=resample, seed=seed, duplication=duplication)
+        notes.extend([] if note is None else [note])
         result.update(_world_json(statistics))
         if statistics.world_size <= _MATRIX_UP_TO and statistics.origin == "measured":
             result["splits"]["matrix"] = split_matrix(coded, batch, statistics.world_size).tolist()
@@ -129,34 +134,39 @@ def _check_sizes(batch: int, world_size: int, micro_batches: int) -> None:
         raise TraceError(f"--micro-batches must be at most --batch ({batch}), got {micro_batches}")
 
 
+def _per_column(read: KeyFiles, batch: int) -> dict[str, dict[str, Any]]:
+    """Statistics of each column that may hold keys; empty where that is the stream itself."""
+    from traces.key_stats import stream_statistics
+
+    every = read.every
+    if len(every.features) == 1 and every.features == read.stream.features:
+        return {}
+    return {name: _stream_json(stream_statistics(every.select([name]), batch)) for name in every.features}
+
+
 def _world(
-    stream: KeyStream,
     coded: CodedStream,
-    sizes: tuple[int, int, int],
+    batch: int,
+    world_size: int,
     *,
     resample: bool,
     seed: int,
-    notes: list[str],
-) -> KeyStatistics:
-    """Statistics at batch, world size and micro-batches; at fewer ranks where the file is too short for anything."""
-    from traces.key_scale import duplication_of, statistics_at
+    duplication: MicroBatchDuplication,
+) -> tuple[KeyStatistics, str | None]:
+    """Statistics at a world size, or at fewer ranks where the file is too short for anything else, and a note."""
+    from traces.key_scale import statistics_at
     from traces.key_stats import key_statistics, largest_world_size
 
-    batch, world_size, micro_batches = sizes
-    duplication, note = duplication_of(stream, batch, micro_batches, seed)
-    notes.extend([] if note is None else [note])
     usable = max(1, largest_world_size(coded, batch))
     if world_size > usable and largest_world_size(coded, batch, 4) < 1 and not resample:
-        notes.append(
+        found = key_statistics(coded, batch=batch, world_size=usable, duplication=(duplication,))
+        return found, (
             f"{coded.num_samples} samples are fewer than four batches of {batch}: rank and owner are computed for "
             f"world size {usable}; --resample draws with replacement"
         )
-        return key_statistics(coded, batch=batch, world_size=usable, duplication=(duplication,))
-    found, note = statistics_at(
+    return statistics_at(
         coded, batch=batch, world_size=world_size, drawn=resample, seed=seed, duplication=(duplication,)
     )
-    notes.extend([] if note is None else [note])
-    return found
 
 
 def _stream_json(one: StreamStatistics) -> dict[str, Any]:
