@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -90,6 +91,21 @@ def test_a_failure_ends_the_run_while_another_lane_hangs() -> None:
     assert "  > dedup               2" in str(info.value)
     assert "    dedup               3" in str(info.value)
     assert "second line" not in str(info.value)
+
+
+def test_the_interpreter_s_switch_interval_is_shorter_during_a_run_only() -> None:
+    usual, during = sys.getswitchinterval(), []
+
+    def look(op: Op) -> Cost:
+        during.append(sys.getswitchinterval())
+        if op.batch == 1:
+            raise ValueError("no more")
+        return Cost()
+
+    with pytest.raises(RunError):
+        run(fork(2), {OpKind.READ: look})
+    assert max(during) < usual
+    assert sys.getswitchinterval() == usual
 
 
 def test_the_messages_of_gloo_lose_their_path_and_advice() -> None:
