@@ -21,9 +21,9 @@ from executor.lanes import Cost, OpTable
 from executor.routing import Owned, Routed, dedup, own, shared_positions, with_union
 from executor.worker import Worker
 from nestpipe.errors import ScheduleError
-from nestpipe.ir import CACHES, Data, Op, OpKind, Program
+from nestpipe.ir import CACHES, Data, Loop, Op, OpKind, Program
 
-__all__ = ["IMPLEMENTATIONS", "op_table"]
+__all__ = ["IMPLEMENTATIONS", "op_table", "require_implemented"]
 
 _ID_BYTES = 8
 
@@ -244,17 +244,20 @@ IMPLEMENTATIONS: Final[Mapping[OpKind, Callable[[Worker, Op], Cost]]] = {
 }
 
 
-def op_table(worker: Worker, program: Program) -> OpTable:
-    """The implementations bound to a worker.
+def require_implemented(loop: Loop) -> None:
+    """Refuse a schedule that the executor cannot run.
 
     Raises:
-        ScheduleError: if the program has a kind that the executor cannot run.
+        ScheduleError: naming the kinds that have no implementation.
     """
-    kinds = {op.kind for op in program.ops}
-    unknown = sorted(kinds - IMPLEMENTATIONS.keys())
+    unknown = sorted({op.kind for op in loop.ops} - IMPLEMENTATIONS.keys())
     if unknown:
         raise ScheduleError(
-            f"{program.name}: the executor has no implementation of {', '.join(unknown)}; "
+            f"{loop.name}: the executor has no implementation of {', '.join(unknown)}; "
             f"it runs {', '.join(sorted(IMPLEMENTATIONS))}"
         )
-    return {kind: partial(IMPLEMENTATIONS[kind], worker) for kind in kinds}
+
+
+def op_table(worker: Worker, program: Program) -> OpTable:
+    """The implementations that a program needs, bound to a worker."""
+    return {kind: partial(IMPLEMENTATIONS[kind], worker) for kind in {op.kind for op in program.ops}}

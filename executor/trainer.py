@@ -17,7 +17,7 @@ from executor.data import Cluster, Source
 from executor.lanes import OpTable, Runtime, Span
 from executor.models import Model
 from executor.numerics import NanPolicy, Numerics
-from executor.ops import op_table
+from executor.ops import op_table, require_implemented
 from executor.optimizers import DenseOptimizer, OptimizerKind, sparse_optimizer
 from executor.tables import HostStore, make_layout
 from executor.worker import Precision, Worker, communicator_streams
@@ -70,6 +70,10 @@ class Trainer:
         settings: the rest.
         cluster: assigns samples to micro-batches; None for input order.
         wraps: wrappers of the op table, innermost first, such as injected delays.
+
+    Raises:
+        ScheduleError: if the schedule has a kind of op without an implementation, or cuts the ranks in no known way.
+        ExecutorError: if the settings do not fit the schedule or the ranks.
     """
 
     def __init__(
@@ -84,6 +88,7 @@ class Trainer:
         wraps: Sequence[Wrap] = (),
     ) -> None:
         self.world, self.loop, self.settings, self.wraps = world, loop, settings, tuple(wraps)
+        require_implemented(loop)
         self.domain_size = _domain_size(loop, world.world_size, settings.domain_size)
         layout = make_layout(model.tables, self.domain_size)
         sparse = sparse_optimizer(settings.optimizer, lr=settings.lr)

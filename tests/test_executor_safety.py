@@ -230,6 +230,23 @@ def test_debug_mode_catches_a_schedule_that_overwrites_a_live_buffer() -> None:
     assert "failed" in messages[0]
 
 
+def _refused(world: World, kind: OpKind) -> str:
+    loop = load("sync")
+    dense = next(stream for stream in loop.streams if stream.name == "dense")
+    more = replace(dense, body=(*dense.body, Op(kind=kind, batch=0)))
+    loop = replace(loop, streams=tuple(more if stream is dense else stream for stream in loop.streams))
+    try:
+        Trainer(world, loop, Probe(), probe_source(), Settings())
+    except ScheduleError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("kind", [OpKind.SEND, OpKind.RECV, OpKind.REDUCE_SCATTER])
+def test_kinds_that_no_schedule_of_the_catalogue_has_are_refused_by_name(kind: OpKind) -> None:
+    assert f"sync: the executor has no implementation of {kind}; it runs" in pool(1).run(_refused, kind)[0]
+
+
 # -- NaN ---------------------------------------------------------------------------------------------------------------
 
 
