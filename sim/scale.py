@@ -35,12 +35,14 @@ class Scaling:
             none up to `WORLD_SIZE_MAX`), efficiency there, critical cycle and busiest stream there.
         base_world_size: what efficiency is relative to.
         threshold: efficiency, as a fraction of 1.
+        missing: for each point of a curve that cannot be, which and why.
     """
 
     rows: pd.DataFrame
     limits: pd.DataFrame
     base_world_size: int
     threshold: float
+    missing: tuple[str, ...] = ()
 
 
 def scale(grid: Grid, *, threshold: float | None = None, progress: Callable[[str], None] = lambda _: None) -> Scaling:
@@ -62,6 +64,7 @@ def scale(grid: Grid, *, threshold: float | None = None, progress: Callable[[str
     base = base_world_size(grid)
     rows: list[Row] = []
     limits: list[Row] = []
+    missing: list[str] = []
     for name, cluster, variants in _methods(grid):
         progress(name)
         curve = [_best(evaluator, cluster, variants, size) for size in sorted({*grid.scenario.world_sizes, base})]
@@ -69,7 +72,15 @@ def scale(grid: Grid, *, threshold: float | None = None, progress: Callable[[str
         limits.append({"method": name, "cluster": cluster, **_limit(evaluator, cluster, variants, threshold, base)})
         if all(row["status"] != "ok" for row in curve):
             raise CaseError(f"{name}: {curve[0]['reason']}")
-    return Scaling(rows=pd.DataFrame(rows), limits=pd.DataFrame(limits), base_world_size=base, threshold=threshold)
+        absent = [row for row in curve if row["status"] != "ok"]
+        missing += [f"{name} at {row['world_size']:,} workers: {row['reason']}" for row in absent]
+    return Scaling(
+        rows=pd.DataFrame(rows),
+        limits=pd.DataFrame(limits),
+        base_world_size=base,
+        threshold=threshold,
+        missing=tuple(missing),
+    )
 
 
 def require_plain(grid: Grid) -> None:

@@ -9,6 +9,7 @@ import pytest
 from nestpipe.errors import CaseError, NestPipeError
 from sim.evaluate import Evaluator
 from sim.grid import Grid, sweepable, with_value
+from sim.scale import scale
 from sim.scenario import load_scenario
 from sim.scenario_assumptions import assumed_values
 from sim.scenario_parts import Factors, Range
@@ -205,3 +206,17 @@ def test_factors_of_cluster_and_scenario_multiply() -> None:
     other = Factors(skew=1.5, compute_time=0.5, time={"lookup": 2.0, "sync": 4.0})
     both = one.combined(other)
     assert (both.skew, both.compute_time, both.time) == (3.0, 0.5, {"lookup": 6.0, "sync": 4.0})
+
+
+def test_a_curve_says_which_of_its_points_cannot_be() -> None:
+    text = """
+scenario: small
+workload: {model: dlrm}
+clusters: {one: {topology: laptop}}
+schedules: [sync]
+world_sizes: [2, 4, 16]
+batch_per_worker: 32
+"""
+    found = scale(grid(text))
+    assert set(found.rows["world_size"]) == {2, 4}
+    assert found.missing == ("sync at 16 workers: laptop: world_size must be 1 to 8 (ranks_max), got 16",)

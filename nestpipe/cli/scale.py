@@ -57,6 +57,7 @@ def scale(
             "base_world_size": found.base_world_size,
             "rows": records(found.rows),
             "limits": records(found.limits),
+            "missing": list(found.missing),
         }
         typer.echo(json.dumps(result, indent=1))
     else:
@@ -86,7 +87,7 @@ def _text(grid: Grid, found: Scaling) -> list[str]:
         lines.append(f"  {row['method']}: {where} ({100 * efficiency:.1f} % at {int(row['looked_at']):,})")
         lines.append(f"    critical cycle: {row['limit']}")
         lines.append(f"    busiest: {row['busiest']}, {100 * row['busiest_share']:.0f} % of the step")
-    return lines
+    return [*lines, *(["", "What cannot be:"] if found.missing else []), *(f"  {each}" for each in found.missing)]
 
 
 def _how(grid: Grid) -> str:
