@@ -68,13 +68,13 @@ def write_trace(path: Path, size_bytes: int, operations: int = 5000) -> int:
 IMPORT = """
 import resource, sys, time
 sys.path.insert(0, {root!r})
-from traces.importing import import_traces
+from traces.importing import import_to
 base = int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize() // 1024
 start = time.perf_counter()
-imported = import_traces([sys.argv[1]])
+rows = import_to(sys.argv[1] + ".parquet", [sys.argv[1]])["num_rows"]
 seconds = time.perf_counter() - start
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print(seconds, base // 1024, peak // 1024, len(imported.table.frame))
+print(seconds, base // 1024, peak // 1024, rows)
 """
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from nestpipe.errors import TraceError
-from tests.trace_samples import HCCL_TEXT, NCCL_TEXT, nccl_json
+from tests.trace_samples import HCCL_OTHER_UNITS, HCCL_TEXT, NCCL_TEXT, nccl_json
 from traces.collectives import COLLECTIVE_COLUMNS, element_bytes, read_bus_ratios, read_collective_log
 from traces.importing import detect
 from traces.nccl_text import bus_factor
@@ -249,3 +249,22 @@ def test_dtypes_of_the_columns_are_stable(tmp_path: Path) -> None:
     assert pd.api.types.is_integer_dtype(frame["time_ns"])
     assert frame["size_bytes"].dtype == "int64"
     assert frame["in_place"].dtype == bool
+
+
+def test_hccl_columns_are_found_by_name_and_unit(tmp_path: Path) -> None:
+    frame = read_collective_log(write(tmp_path, HCCL_OTHER_UNITS, "all_reduce_8npu.txt"))
+    assert frame["size_bytes"].tolist() == [1 << 20, 1 << 30]
+    assert frame["time_ns"].tolist() == [4_880, 5_000_000]
+    with pytest.raises(TraceError, match=r"line 2: expected a column size in one of b, byte.*got \(words\)"):
+        read_collective_log(write(tmp_path, HCCL_OTHER_UNITS.replace("(KB)", "(words)"), "all_reduce_8npu.txt"))
+    with pytest.raises(TraceError, match="powers of 1000 or of 1024 and the bandwidth does not tell"):
+        read_collective_log(write(tmp_path, HCCL_OTHER_UNITS.replace("214.8", "0.000"), "all_reduce_8npu.txt"))
+
+
+@pytest.mark.parametrize("prefix", ["[1,0]<stdout>:", "[1,12]<stderr>: ", "\x1b[32m"])
+def test_what_a_launcher_puts_before_a_line_is_ignored(tmp_path: Path, prefix: str) -> None:
+    plain = read_collective_log(write(tmp_path, NCCL_TEXT, "alltoall.log"))
+    tagged = "\n".join(prefix + line for line in NCCL_TEXT.splitlines())
+    path = write(tmp_path, tagged, "alltoall.log")
+    assert read_collective_log(path).equals(plain)
+    assert detect(path) == "collective_log"

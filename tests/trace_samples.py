@@ -44,6 +44,35 @@ def trace(events: list[dict[str, Any]], rank: int | None = 0, world_size: int = 
     return {"schemaVersion": 1, "distributedInfo": info, **top, "traceEvents": events}
 
 
+def kernel(name: str, ts: Any, dur: Any, correlation: int | None = None, stream: Any = 20) -> dict[str, Any]:
+    """A kernel on its own; without a correlation nothing says what launched it."""
+    found = event("kernel", name, ts, dur, stream, 0)
+    return found if correlation is None else {**found, "args": {**found["args"], "correlation": correlation}}
+
+
+def later_pytorch() -> dict[str, Any]:
+    """PyTorch 2.6 without shapes: an all_to_all whose sizes only op and kernel state, times relative and as text."""
+    sizes = {"Collective name": "all_to_allv", "dtype": "BFloat16", "In msg nelems": 100, "Out msg nelems": 120}
+    group = {"Group size": 16, "Process Group Name": "0", "Process Group Description": "default_pg"}
+    host = event("cpu_op", "record_param_comms", 99.5, 20)
+    exchange = kernel("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", "4200.250", "50.750", 5)
+    host["args"] = {**sizes, **group, "In split size": "[]"}
+    exchange["args"] |= {**sizes, **group, "In split size": "[50, 50]"}
+    events = [
+        {"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "ts": "100.502", "args": {"name": "python"}},
+        event("user_annotation", "ProfilerStep#7", "4000.000", "900.500"),
+        event("gpu_user_annotation", "ProfilerStep#7", 1, 2),
+        event("user_annotation", "nccl:all_to_all", "4100.100", "10.1"),
+        event("cuda_runtime", "cudaLaunchKernelExC", "4105.000", "2.5", correlation=5),
+        exchange,
+        event("cuda_runtime", "cudaLaunchKernel", "4110.000", "2.5", correlation=6),
+        kernel("gemm", "4220.250", "100.000", 6, "stream 7"),
+        host,
+    ]
+    document = trace(events, 3, 16, record_shapes=0, baseTimeNanoseconds=1_700_000_000_000_000_000)
+    return {**document, "distributedInfo": {"backend": "nccl", "rank": "3", "world_size": "16", "pg_config": []}}
+
+
 def torchrec_step(rank: int = 0, late_us: int = 0, step: int = 5, base: int = 1_000_000) -> dict[str, Any]:
     """One step of a TorchRec-like run: copy, lookup, three all_to_all, forward, backward on its own thread, update.
 
@@ -94,6 +123,13 @@ the minbytes is 8192, maxbytes is 67108864, iters is 20, warmup_iters is 5
 data_size(Bytes):  | aveg_time(us):  | alg_bandwidth(GB/s):  | check_result:
 8192               | 41.20           | 0.19883               | success
 67108864           | 700.50          | 95.80138              | success
+"""
+
+HCCL_OTHER_UNITS = """\
+the minbytes is 1048576, maxbytes is 1073741824, iters is 20, warmup_iters is 5
+check_result: | data_size(KB): | avg_time(ms): | alg_bandwidth(GB/s):
+success       | 1024           | 0.00488       | 214.8
+success       | 1048576        | 5.0           | 214.74836
 """
 
 WORKLOAD_TEXT = """\

@@ -258,6 +258,8 @@ def collective_name_of(node: ChakraNode) -> str | None:
     if NODE_TYPES[node.type] != "collective":
         return None
     number = node.attributes.get("comm_type")
+    if isinstance(number, str):
+        return collective_of(number)
     if isinstance(number, int) and 0 <= number < len(COMM_TYPES):
         return "reduce_scatter" if number == 8 else COMM_TYPES[number]
     return collective_of(node.name)

@@ -24,7 +24,14 @@ from nestpipe.units import NS_PER_S, ms_to_ns, us_to_ns
 from .nccl_text import LogRow, bus_factor, collective_name, infer_collective, infer_world_size, parse_text, sections
 from .reading import parse_json, read_head, read_text, text_lines
 
-__all__ = ["COLLECTIVE_COLUMNS", "ELEMENT_BYTES", "element_bytes", "read_bus_ratios", "read_collective_log"]
+__all__ = [
+    "COLLECTIVE_COLUMNS",
+    "ELEMENT_BYTES",
+    "element_bytes",
+    "looks_like_log",
+    "read_bus_ratios",
+    "read_collective_log",
+]
 
 COLLECTIVE_COLUMNS = (
     "collective",
@@ -42,12 +49,15 @@ GIGA = 1e9  # nccl-tests' GB
 ELEMENT_BYTES = {
     **dict.fromkeys(("int8", "uint8", "char", "byte", "bool", "fp8", "f8e4m3", "f8e5m2", "signed char"), 1),
     **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "unsigned char", "c10::float8_e4m3fn", "c10::float8_e5m2"), 1),
+    **dict.fromkeys(("float8_e4m3fnuz", "float8_e5m2fnuz", "fp8_e4m3", "fp8_e5m2", "qint8", "quint8"), 1),
     **dict.fromkeys(("half", "float16", "fp16", "bf16", "bfloat16", "short", "int16", "uint16", "c10::half"), 2),
-    **dict.fromkeys(("c10::bfloat16", "short int"), 2),
-    **dict.fromkeys(("float", "float32", "fp32", "int", "int32", "uint32", "c10::float"), 4),
-    **dict.fromkeys(("double", "float64", "fp64", "int64", "uint64", "long", "long int", "long long"), 8),
-    **dict.fromkeys(("c10::complex<float>", "complex64"), 8),
-    **dict.fromkeys(("c10::complex<double>", "complex128"), 16),
+    **dict.fromkeys(("c10::bfloat16", "short int", "unsigned short"), 2),
+    **dict.fromkeys(("float", "float32", "fp32", "int", "int32", "uint32", "c10::float", "unsigned int", "qint32"), 4),
+    **dict.fromkeys(
+        ("double", "float64", "fp64", "int64", "uint64", "long", "long int", "long long", "unsigned long"), 8
+    ),
+    **dict.fromkeys(("c10::complex<float>", "complex64", "complexfloat"), 8),
+    **dict.fromkeys(("c10::complex<double>", "complex128", "complexdouble"), 16),
 }
 
 
@@ -403,6 +413,11 @@ def _parquet_as_csv(path: str) -> str:
         raise TraceError(f"{path}: not a readable Parquet file: {error}") from error
 
 
+def looks_like_log(head: bytes) -> bool:
+    """Whether the beginning of a file that looks like something else is a log: tagged by mpirun, or HCCL's."""
+    return re.match(rb"\[\d+,\d+\]<std(out|err)>:", head) is not None or b"data_size(" in head[:4096]
+
+
 def read_collective_log(
     path: str | os.PathLike[str], *, collective: str | None = None, world_size: int | None = None
 ) -> pd.DataFrame:
@@ -428,7 +443,7 @@ def read_collective_log(
     name = os.fspath(path)
     text = _parquet_as_csv(name) if read_head(path, 4) == b"PAR1" else read_text(path)
     average: float | None = None
-    if text.lstrip()[:1] in ("{", "["):
+    if text.lstrip()[:1] in ("{", "[") and not looks_like_log(text.lstrip()[:4096].encode()):
         records = _rccl_records(name, text)
         if records is not None:
             rows = _read_rccl_records(name, records, collective, world_size)

@@ -61,7 +61,7 @@ def _tensors(value: object) -> Iterator[tuple[int, int]]:
     if not isinstance(value, list):
         return
     if len(value) >= 5 and all(type(item) is int for item in value[:5]):
-        if len(value) == 6 and isinstance(value[5], str):
+        if len(value) >= 6 and isinstance(value[5], str):
             yield value[3], value[4]
         return
     for item in value:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +18,29 @@ from nestpipe.errors import TraceError
 from nestpipe.units import ns_to_us
 
 from .chakra import chakra_rows, looks_like_chakra, read_chakra, read_chakra_json
-from .collectives import read_bus_ratios, read_collective_log
+from .collectives import looks_like_log, read_bus_ratios, read_collective_log
 from .execution_trace import NOT_COLLECTIVES, EtRank, et_rows, read_execution_trace, read_param_trace
 from .import_summary import collective_rows, log_summary, matched_summary, ratio_summary, table_summary
 from .kineto import looks_like_kineto, read_events
 from .kineto_join import Joined, join
-from .kineto_table import kineto_frame, waits_by_event
+from .kineto_table import kineto_frames, waits_by_event
 from .measures import coverage, rank_summary
 from .reading import load_json, parse_json, read_head, read_text
 from .skew import clock_offsets_ns, match
-from .table import CSV_PREFIX, SourceFile, TraceTable, concat, is_table, make_table, read_table, source_file
+from .table import (
+    CSV_PREFIX,
+    SourceFile,
+    TraceTable,
+    concat,
+    is_table,
+    make_table,
+    read_table,
+    source_file,
+    write_tables,
+)
 from .workload_files import AICB_HEADER, looks_like_workload, read_aicb, read_workload_text
 
-__all__ = ["Imported", "detect", "find_files", "import_traces"]
+__all__ = ["Imported", "detect", "find_files", "import_to", "import_traces"]
 
 FORMATS = {
     "kineto": "PyTorch profiler (Kineto, Chrome JSON)",
@@ -81,6 +92,8 @@ def detect(path: str | os.PathLike[str]) -> str:
     stripped = head.lstrip(b"\xef\xbb\xbf \t\r\n")
     if not stripped:
         raise TraceError(f"{path}: the file is empty; expected a trace, a log or a workload")
+    if looks_like_log(stripped):
+        return "collective_log"
     if stripped[:1] in (b"{", b"["):
         return _detect_json(path, head, stripped)
     if looks_like_chakra(head):
@@ -249,7 +262,8 @@ def attach_splits(joined: Joined, trace: EtRank) -> bool:
     return True
 
 
-def _finish_kineto(state: _Import) -> tuple[list[TraceTable], list[str]]:
+def _finish_kineto(state: _Import) -> tuple[Iterator[TraceTable], list[str]]:
+    """The ranks' rows, made as they are asked for, and notes; their summaries go into `state`."""
     joined = sorted(state.kineto, key=lambda one: (one.events.rank is None, one.events.rank))
     _same_rank_twice([(one.events.rank, one.events.path) for one in joined])
     notes = _number_unknown(joined)
@@ -264,10 +278,8 @@ def _finish_kineto(state: _Import) -> tuple[list[TraceTable], list[str]]:
         notes.append("the ranks' clocks differ; aligned by the common end of their collectives")
     starts = [_first_ns(one) - offset for one, offset in zip(joined, offsets, strict=True)]
     origin = min(starts, default=0)
-    tables: list[TraceTable] = []
-    for position, (one, offset) in enumerate(zip(joined, offsets, strict=True)):
-        waits = waits_by_event(matched, position)
-        tables.append(make_table(kineto_frame(one, waits, offset, origin), where=one.events.path))
+    waits_of = [waits_by_event(matched, position) for position in range(len(joined))]
+    for position, (one, offset, waits) in enumerate(zip(joined, offsets, waits_of, strict=True)):
         summary = rank_summary(one)
         summary["clock_offset_us"] = ns_to_us(offset)
         if waits:
@@ -278,7 +290,12 @@ def _finish_kineto(state: _Import) -> tuple[list[TraceTable], list[str]]:
     if matched:
         state.sections["matched_collectives"] = matched_summary(matched, offsets, joined)
     state.kineto = joined
-    return tables, notes
+    rows = (
+        make_table(frame, where=one.events.path)
+        for one, offset, waits in zip(joined, offsets, waits_of, strict=True)
+        for frame in kineto_frames(one, waits, offset, origin)
+    )
+    return rows, notes
 
 
 def _first_ns(joined: Joined) -> int:
@@ -304,11 +321,11 @@ def _finish_traces(state: _Import) -> list[TraceTable]:
     return tables
 
 
+Progress = Callable[[Path], Callable[[int], None] | None]
+
+
 def import_traces(
-    paths: Iterable[str | os.PathLike[str]],
-    *,
-    partial: bool = False,
-    on_file: Callable[[Path], Callable[[int], None] | None] | None = None,
+    paths: Iterable[str | os.PathLike[str]], *, partial: bool = False, on_file: Progress | None = None
 ) -> Imported:
     """Everything in the given files and folders as one table and one summary.
 
@@ -320,6 +337,36 @@ def import_traces(
     Raises:
         TraceError: a named file that is no trace, two files of the same rank, or nothing usable at all.
     """
+    tables, files, summary = _import(paths, partial, on_file)
+    table = concat(list(tables))
+    return Imported(TraceTable(frame=table.frame, files=files), {**summary, "num_rows": len(table.frame)})
+
+
+def import_to(
+    out: str | os.PathLike[str] | None,
+    paths: Iterable[str | os.PathLike[str]],
+    *,
+    partial: bool = False,
+    on_file: Progress | None = None,
+) -> dict[str, Any]:
+    """The same, but the table goes into a file as it is made and never is in memory; returns the summary.
+
+    Args:
+        out: Parquet, or CSV; None checks the rows and drops them.
+        paths, partial, on_file: as `import_traces`.
+
+    Raises:
+        TraceError: as `import_traces`, or if the file cannot be written.
+    """
+    tables, files, summary = _import(paths, partial, on_file)
+    rows = sum(len(table.frame) for table in tables) if out is None else write_tables(tables, files, out)
+    return {**summary, "num_rows": rows}
+
+
+def _import(
+    paths: Iterable[str | os.PathLike[str]], partial: bool, on_file: Progress | None
+) -> tuple[Iterator[TraceTable], tuple[SourceFile, ...], dict[str, Any]]:
+    """The rows in pieces, made as they are asked for; the files; the summary without the number of rows."""
     state = _Import()
     for path, named in find_files(paths):
         progress = on_file(path) if on_file is not None else None
@@ -333,15 +380,13 @@ def import_traces(
         reasons = "; ".join(refused["reason"] for refused in state.refused[:3])
         raise TraceError(f"nothing could be imported: {reasons}")
     kineto, notes = _finish_kineto(state)
-    tables = [*kineto, *_finish_traces(state), *state.tables]
-    table = concat(tables)
-    files = [*(file for inner in state.tables for file in inner.files), *state.sources]
+    tables = chain(kineto, _finish_traces(state), state.tables)
+    files = (*(file for inner in state.tables for file in inner.files), *state.sources)
     summary: dict[str, Any] = {"ranks": sorted(state.ranks, key=_rank_order), "coverage": coverage(state.kineto, notes)}
     summary["coverage"]["refused"] = state.refused
     summary.update(state.sections)
     summary["files"] = state.files
-    summary["num_rows"] = len(table.frame)
-    return Imported(TraceTable(frame=table.frame, files=tuple(files)), summary)
+    return tables, files, summary
 
 
 def _rank_order(summary: Mapping[str, Any]) -> tuple[bool, int]:

@@ -215,8 +215,8 @@ class _Collector:
             if first is not None and last is not None and abs(first) < TIME_NS_MAX and 0 <= last - first < TIME_NS_MAX:
                 start, duration = first, last - first
         is_comm = kind == "kernel" and known[1]
-        device, stream = event.get("pid"), event.get("tid")
-        key = (str(device), str(stream))
+        device, stream = event.get("pid"), str(event.get("tid")).removeprefix("stream ")
+        key = (str(device), stream)
         columns.device_class.append(DeviceClass.MEM if kind == "memory" else DeviceClass(int(is_comm)))
         columns.device_name.append(known[0])
         columns.device_stream.append(

@@ -6,6 +6,7 @@ it was for. Names decide only where the trace holds nothing better, and the cove
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +23,8 @@ from .phases import Phase, collective_kind, collective_of, is_backend_range, ker
 __all__ = ["DeviceOp", "Joined", "join"]
 
 CHUNK = 65536
+# CUDA and HIP, and the name that older ROCm gives the copy
+_TO_DEVICE = re.compile(r"HtoD|HostToDevice")
 _NO_COLLECTIVES = ("wait", "barrier", "init", "")
 
 
@@ -198,7 +201,7 @@ class _Classifier:
             return self._comm(index, phase, host, offset)
         if phase is not None:
             return self._shared(phase.kind, phase.reason, offset)
-        if one == DeviceClass.MEM and "HtoD" in self._events.names[self._events.device_name[index]]:
+        if one == DeviceClass.MEM and _TO_DEVICE.search(self._events.names[self._events.device_name[index]]):
             return self._shared(OpKind.COPY_H2D, "", offset)
         outside, unknown = "launched outside any annotated stage", "no launch with this correlation in the trace"
         return self._shared(None, outside if launched else unknown, offset)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,9 @@ from .kineto_join import Joined, group_of, kind_of_collective
 from .skew import Matched
 from .table import Origin, provenance
 
-__all__ = ["kineto_frame", "splits_text", "waits_by_event"]
+__all__ = ["kineto_frames", "splits_text", "waits_by_event"]
+
+_ROWS = 1 << 15
 
 
 def splits_text(value: object) -> str | None:
@@ -44,65 +46,66 @@ def _known(values: Any, missing: Any) -> Any:
     return pd.arrays.IntegerArray(np.asarray(values, dtype=np.int64).copy(), np.asarray(missing, dtype=np.bool_).copy())
 
 
-def _exchange_columns(joined: Joined, waits: Mapping[int, int]) -> dict[str, Any]:
+def _exchange_columns(joined: Joined, waits: Mapping[int, int], part: range, seen: set[int]) -> dict[str, Any]:
     """Columns that only collectives and copies fill; of several kernels of one collective the first has its bytes."""
     events = joined.events
-    count = len(joined.ops)
     columns: dict[str, list[Any]] = {
-        name: [None] * count
+        name: [None] * len(part)
         for name in ("bytes", "bytes_out", "group", "group_size", "splits", "splits_out", "wait_ns")
     }
-    seen: set[int] = set()
-    for index, op in enumerate(joined.ops):
+    for row, index in enumerate(part):
+        op = joined.ops[index]
         if events.device_class[index] == DeviceClass.MEM and events.device_bytes[index] >= 0:
-            columns["bytes"][index] = events.device_bytes[index]
+            columns["bytes"][row] = events.device_bytes[index]
         if op.collective is None:
             continue
-        columns["wait_ns"][index] = waits.get(index)
+        columns["wait_ns"][row] = waits.get(index)
         host = op.host
         if host is None:
             host = HostRange("", 0, 0, -1, args=events.comm_args.get(index, {}))
             host.bytes_in, host.bytes_out = argument_bytes(host.args, "In"), argument_bytes(host.args, "Out")
         elif id(host) in seen:
             continue
-        seen.add(id(host))
+        else:
+            seen.add(id(host))
         group, size = group_of(host)
-        columns["bytes"][index], columns["bytes_out"][index] = host.bytes_in, host.bytes_out
-        columns["group"][index] = group or None
-        columns["group_size"][index] = size or events.world_size
-        columns["splits"][index] = splits_text(host.args.get("In split size"))
-        columns["splits_out"][index] = splits_text(host.args.get("Out split size"))
+        columns["bytes"][row], columns["bytes_out"][row] = host.bytes_in, host.bytes_out
+        columns["group"][row] = group or None
+        columns["group_size"][row] = size or events.world_size
+        columns["splits"][row] = splits_text(host.args.get("In split size"))
+        columns["splits_out"][row] = splits_text(host.args.get("Out split size"))
     return columns
 
 
-def _device_rows(joined: Joined, waits: Mapping[int, int], shift_ns: int) -> pd.DataFrame:
-    events = joined.events
-    count = len(joined.ops)
-    start = np.asarray(events.device_start_ns, dtype=np.int64) + shift_ns
-    duration = np.asarray(events.device_duration_ns, dtype=np.int64)
-    thread = np.asarray(joined.launch_thread, dtype=np.int64)
+def _device_rows(joined: Joined, waits: Mapping[int, int], shift_ns: int, part: range, seen: set[int]) -> pd.DataFrame:
+    events, chosen = joined.events, slice(part.start, part.stop)
+    start = np.asarray(events.device_start_ns, dtype=np.int64)[chosen] + shift_ns
+    duration = np.asarray(events.device_duration_ns, dtype=np.int64)[chosen]
+    thread, step, ops = joined.launch_thread[chosen], joined.step[chosen], joined.ops[chosen]
     unlaunched = thread < 0
-    no_step = joined.step < 0
-    offsets = np.array([op.batch_offset for op in joined.ops], dtype=np.int64)
+    no_step = step < 0
+    offsets = np.array([op.batch_offset for op in ops], dtype=np.int64)
     text = np.array([*events.threads, None], dtype=object)
+    streams = np.array([*events.streams, ""], dtype=object)
+    names = np.array([*events.names, ""], dtype=object)
     frame = pd.DataFrame(
         {
-            "step": _known(joined.step, no_step),
-            "batch": _known(joined.step + offsets, no_step),
-            "stream": np.array([*events.streams, ""], dtype=object)[np.asarray(events.device_stream, dtype=np.int64)],
-            "kind": [op.kind.value if op.kind is not None else "unclassified" for op in joined.ops],
-            "op": np.array([*events.names, ""], dtype=object)[np.asarray(events.device_name, dtype=np.int64)],
+            "step": _known(step, no_step),
+            "batch": _known(step + offsets, no_step),
+            "stream": streams[np.asarray(events.device_stream)[chosen]],
+            "kind": [op.kind.value if op.kind is not None else "unclassified" for op in ops],
+            "op": names[np.asarray(events.device_name)[chosen]],
             "start_ns": start,
             "end_ns": start + duration,
             "duration_ns": duration,
-            "collective": [op.collective for op in joined.ops],
-            "launch_ns": _known(joined.launch_start_ns + shift_ns, unlaunched),
-            "launch_end_ns": _known(joined.launch_end_ns + shift_ns, unlaunched),
+            "collective": [op.collective for op in ops],
+            "launch_ns": _known(joined.launch_start_ns[chosen] + shift_ns, unlaunched),
+            "launch_end_ns": _known(joined.launch_end_ns[chosen] + shift_ns, unlaunched),
             "thread": text[thread],
         },
-        index=range(count),
+        index=range(len(part)),
     )
-    for name, values in _exchange_columns(joined, waits).items():
+    for name, values in _exchange_columns(joined, waits, part, seen).items():
         is_text = name in ("group", "splits", "splits_out")
         frame[name] = pd.array(values, dtype="string") if is_text else _optional(values)
     return frame
@@ -160,19 +163,28 @@ def waits_by_event(matched: Sequence[Matched], position: int) -> dict[int, int]:
     return waits
 
 
-def kineto_frame(joined: Joined, waits: Mapping[int, int], offset_ns: int, origin_ns: int) -> pd.DataFrame:
-    """All rows of one rank.
+def kineto_frames(joined: Joined, waits: Mapping[int, int], offset_ns: int, origin_ns: int) -> Iterator[pd.DataFrame]:
+    """All rows of one rank, some ten thousand at a time: first those of the device, then the host's.
 
     Args:
+        joined: the rank.
         waits: ns that a device event spent waiting for a peer, by its index.
         offset_ns: how far this rank's clock is ahead.
         origin_ns: the moment that the table calls 0.
     """
     shift = joined.events.base_ns - offset_ns - origin_ns
-    device = _device_rows(joined, waits, shift)
-    host = pd.DataFrame.from_records(_host_rows(joined, shift))
-    frame = pd.concat([part for part in (device, host) if len(part)], ignore_index=True) if len(host) else device
-    frame["rank"] = joined.events.rank
-    frame["rank"] = frame["rank"].astype("Int64")
+    seen: set[int] = set()
+    count = len(joined.ops)
+    for start in range(0, count, _ROWS):
+        part = range(start, min(start + _ROWS, count))
+        yield _labelled(_device_rows(joined, waits, shift, part, seen), joined)
+    host = _host_rows(joined, shift)
+    if host or not count:
+        yield _labelled(pd.DataFrame.from_records(host, columns=None if host else ["kind", "op"]), joined)
+
+
+def _labelled(frame: pd.DataFrame, joined: Joined) -> pd.DataFrame:
+    """The rows with their rank and source."""
+    frame["rank"] = pd.array([joined.events.rank] * len(frame), dtype="Int64")
     frame["source"] = provenance(Origin.MEASURED, Path(joined.events.path).name)
     return frame

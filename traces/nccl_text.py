@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nestpipe.errors import TraceError
 
 __all__ = [
     "BUS_FACTORS",
     "LogRow",
+    "bare",
     "bus_factor",
     "collective_name",
     "infer_collective",
@@ -51,6 +52,27 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$")
 _RANK_LINE = re.compile(r"^#?\s*Rank\s+(\d+)\s+.*\bdevice\b", re.IGNORECASE)
 _AVERAGE = re.compile(r"Avg bus bandwidth\s*:\s*([0-9.eE+-]+)", re.IGNORECASE)
 _START = re.compile(r"Collective test starting:\s*(\S+)", re.IGNORECASE)
+
+
+# ambiguous ones are told apart by the printed bandwidth
+_SIZE_UNITS: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys(("b", "byte", "bytes"), (1,)),
+    **{f"{k}ib": (1024**n,) for n, k in enumerate("kmg", 1)},
+    **{name: (1000**n, 1024**n) for n, k in enumerate("kmg", 1) for name in (f"{k}b", f"{k}bytes")},
+}
+_TIME_UNITS = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
+_BANDWIDTH_UNITS = {"mb/s": 1e-3, "gb/s": 1.0, "gbyte/s": 1.0, "gbytes/s": 1.0, "gbps": 0.125, "gbit/s": 0.125}
+# what mpirun --tag-output, srun --label and terminals put around a line
+_WRAPPING = re.compile(r"\x1b\[[0-9;]*m|^\[\d+,\d+\]<std(?:out|err)>:|^\s*\d+: (?=\s*[\d#])")
+
+
+def bare(line: str) -> str:
+    """A line without what launchers and terminals add to it.
+
+    >>> bare("[1,0]<stdout>:  8  2  float"), bare("0: # size"), bare(" 8 2 float ")
+    ('8  2  float', '# size', '8 2 float')
+    """
+    return _WRAPPING.sub("", line).strip()
 
 
 class LogRow(NamedTuple):
@@ -141,8 +163,67 @@ def _row(path: str, number: int, tokens: list[str], has_root: bool, width: int) 
     return rows
 
 
-def _hccl_row(number: int, cells: list[str]) -> LogRow:
-    return LogRow(number, int(cells[0]), "", "", float(cells[1]), cells[2], None, False, cells[-1] == "success")
+class _HcclColumns(NamedTuple):
+    """Where the HCCL tester's header puts what, and in which units."""
+
+    size: int = 0
+    time: int = 1
+    bandwidth: int = 2
+    size_bytes: tuple[int, ...] = (1,)
+    time_us: float = 1.0
+    bandwidth_gb: float = 1.0
+
+
+def _hccl_columns(path: str, number: int, line: str) -> _HcclColumns:
+    """The columns of a header such as `data_size(Bytes): | aveg_time(us): | alg_bandwidth(GB/s): | check_result:`.
+
+    Raises:
+        TraceError: a column is missing, or in a unit that is not known.
+    """
+    cells = [cell.strip() for cell in line.split("|")] if "|" in line else re.findall(r"\S+", line)
+    places: dict[str, tuple[int, str]] = {}
+    for at, cell in enumerate(cells):
+        name, _, unit = cell.rstrip(":").partition("(")
+        for key in ("size", "time", "bandwidth"):
+            if key in name.lower():
+                places[key] = at, unit.rstrip("):").strip().lower()
+    found: list[Any] = []
+    for key, units in (("size", _SIZE_UNITS), ("time", _TIME_UNITS), ("bandwidth", _BANDWIDTH_UNITS)):
+        if key not in places or places[key][1] not in units:
+            got = f"({places[key][1]})" if key in places else "none"
+            raise TraceError(
+                f"{path}: line {number}: expected a column {key} in one of {', '.join(units)}, got {got}; "
+                "convert the column"
+            )
+        found.append(units[places[key][1]])
+    return _HcclColumns(places["size"][0], places["time"][0], places["bandwidth"][0], *found)
+
+
+def _hccl_row(path: str, number: int, cells: list[str], columns: _HcclColumns) -> LogRow | None:
+    """A row of the HCCL tester; `None` where the line is none.
+
+    Raises:
+        TraceError: KB, MB or GB, of which nothing tells whether they are powers of 1000 or of 1024.
+    """
+    if len(cells) < 3 or max(columns[:3]) >= len(cells):
+        return None
+    size, time, bandwidth = (cells[at] for at in columns[:3])
+    if not (_is_number(size) and _is_number(time) and _is_number(bandwidth)):
+        return None
+    time_us, gb = float(time) * columns.time_us, float(bandwidth) * columns.bandwidth_gb
+    if not (0 <= time_us < 1e15 and 0 <= float(size) * columns.size_bytes[-1] < 2**62):
+        raise TraceError(f"{path}: line {number}: a size of {size} in {time} cannot be; is the line damaged?")
+    sizes = [float(size) * unit for unit in columns.size_bytes]
+    if len(sizes) > 1:
+        # the printed bandwidth is size over time in 10^9 bytes, so it says which of the two was meant
+        sizes = [each for each in sizes if time_us and abs(each / (time_us * 1e3) / gb - 1) < 0.01] if gb else []
+    if len(sizes) != 1 or sizes[0] != int(sizes[0]):
+        raise TraceError(
+            f"{path}: line {number}: a size of {size} is no whole number of bytes, or the unit may be powers of 1000 "
+            "or of 1024 and the bandwidth does not tell; give bytes"
+        )
+    shown = bandwidth if columns.bandwidth_gb == 1 else repr(gb)
+    return LogRow(number, int(sizes[0]), "", "", time_us, shown, None, False, cells[-1] == "success")
 
 
 def sections(lines: Iterable[tuple[int, str]]) -> list[list[tuple[int, str]]]:
@@ -150,7 +231,7 @@ def sections(lines: Iterable[tuple[int, str]]) -> list[list[tuple[int, str]]]:
     found: list[list[tuple[int, str]]] = [[]]
     has_rows = False
     for number, line in lines:
-        text = line.strip()
+        text = bare(line)
         if has_rows and (_START.search(text) or text.startswith(("# nThread", "# Using devices"))):
             found.append([])
             has_rows = False
@@ -169,10 +250,11 @@ def parse_text(path: str, lines: Iterable[tuple[int, str]]) -> tuple[LogHeader, 
     test: str | None = None
     ranks: set[int] = set()
     has_root, width = True, 4
-    hccl, average = False, None
+    hccl: _HcclColumns | None = None
+    average = None
     rows: list[LogRow] = []
     for number, line in lines:
-        text = line.strip()
+        text = bare(line)
         if rank := _RANK_LINE.match(text):
             ranks.add(int(rank[1]))
         elif found := _AVERAGE.search(text):
@@ -181,12 +263,12 @@ def parse_text(path: str, lines: Iterable[tuple[int, str]]) -> tuple[LogHeader, 
             test = start[1]
         elif shape := _header_shape(text):
             has_root, width = shape
-        elif "data_size(Bytes)" in text:
-            hccl = True
-        elif "|" in text or hccl:
+        elif re.search(r"data_size\s*\(", text):
+            hccl = _hccl_columns(path, number, text)
+        elif "|" in text or hccl is not None:
             cells = [cell.strip() for cell in text.split("|")] if "|" in text else text.split()
-            if len(cells) >= 3 and cells[0].isdigit() and _is_number(cells[1]) and _is_number(cells[2]):
-                rows.append(_hccl_row(number, cells))
+            if row := _hccl_row(path, number, cells, hccl or _HcclColumns()):
+                rows.append(row)
         else:
             tokens = text.split()
             if len(tokens) >= 3 and tokens[0].isdigit() and tokens[1].isdigit() and not _is_number(tokens[2]):

@@ -35,7 +35,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import pandas as pd
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -62,6 +62,7 @@ __all__ = [
     "to_timeline",
     "validate",
     "write_table",
+    "write_tables",
 ]
 
 FORMAT_VERSION: Final = 1
@@ -270,9 +271,9 @@ def concat(tables: Sequence[TraceTable]) -> TraceTable:
 # -- files -----------------------------------------------------------------------------------------------------------
 
 
-def _metadata(table: TraceTable) -> str:
-    files = [{"name": f.name, "format": f.format, "sha256": f.sha256, "rank": f.rank} for f in table.files]
-    return json.dumps({"version": FORMAT_VERSION, "files": files}, sort_keys=True)
+def _metadata(files: Sequence[SourceFile]) -> str:
+    named = [{"name": f.name, "format": f.format, "sha256": f.sha256, "rank": f.rank} for f in files]
+    return json.dumps({"version": FORMAT_VERSION, "files": named}, sort_keys=True)
 
 
 def _files(path: str, text: str) -> tuple[SourceFile, ...]:
@@ -293,20 +294,27 @@ def write_table(table: TraceTable, path: str | os.PathLike[str]) -> None:
     Raises:
         TraceError: the place cannot be written to.
     """
+    write_tables([table], table.files, path)
+
+
+def write_tables(tables: Iterable[TraceTable], files: Sequence[SourceFile], path: str | os.PathLike[str]) -> int:
+    """Writes tables one after the other as one, holding one at a time; returns the number of rows.
+
+    Args:
+        tables: the rows, in order; their own files are not looked at.
+        files: what all of them were made from.
+        path: Parquet, or CSV where the name ends in `.csv`; the file appears whole or not at all.
+
+    Raises:
+        TraceError: the place cannot be written to.
+    """
     target = Path(path)
     temporary = ""
     try:
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
         with os.fdopen(handle, "wb") as file:
-            if target.suffix == ".csv":
-                file.write(f"{CSV_PREFIX}{_metadata(table)}\n".encode())
-                text = io.TextIOWrapper(file, "utf-8", newline="", write_through=True)
-                table.frame.to_csv(text, index=False, lineterminator="\n")
-                text.detach()
-            else:
-                arrow = pa.Table.from_pandas(table.frame, preserve_index=False)
-                arrow = arrow.replace_schema_metadata({METADATA_KEY: _metadata(table).encode()})
-                pq.write_table(arrow, file, compression="zstd")
+            write = _write_csv if target.suffix == ".csv" else _write_parquet
+            rows = write(file, tables, _metadata(files))
         os.chmod(temporary, 0o644)
         os.replace(temporary, target)
     except OSError as error:
@@ -314,6 +322,27 @@ def write_table(table: TraceTable, path: str | os.PathLike[str]) -> None:
     finally:
         if temporary and os.path.exists(temporary):
             os.unlink(temporary)
+    return rows
+
+
+def _write_csv(file: IO[bytes], tables: Iterable[TraceTable], metadata: str) -> int:
+    file.write(f"{CSV_PREFIX}{metadata}\n".encode())
+    text, rows = io.TextIOWrapper(file, "utf-8", newline="", write_through=True), 0
+    for index, table in enumerate(tables):
+        table.frame.to_csv(text, index=False, lineterminator="\n", header=index == 0)
+        rows += len(table.frame)
+    text.detach()
+    return rows
+
+
+def _write_parquet(file: IO[bytes], tables: Iterable[TraceTable], metadata: str) -> int:
+    schema = pa.schema([(name, pa.int64() if name in INT_COLUMNS else pa.string()) for name in COLUMNS])
+    rows = 0
+    with pq.ParquetWriter(file, schema.with_metadata({METADATA_KEY: metadata.encode()}), compression="zstd") as writer:
+        for table in tables:
+            writer.write_table(pa.Table.from_pandas(table.frame, schema=schema, preserve_index=False))
+            rows += len(table.frame)
+    return rows
 
 
 def is_table(path: str | os.PathLike[str]) -> bool:

@@ -15,6 +15,10 @@ from nestpipe.units import NS_PER_MS, ns_to_us
 if TYPE_CHECKING:
     import pandas as pd
 
+    from nestpipe.ir import Loop
+    from nestpipe.metrics import StepMetrics
+    from sim.trace_costs import TraceCosts
+
 __all__ = ["replay"]
 
 Scale = Annotated[float, typer.Option(min=0)]
@@ -102,8 +106,6 @@ def _under_schedule(
     from nestpipe.metrics import measure
     from nestpipe.schedules import load
     from nestpipe.text import show
-    from reports.tables import parts
-    from sim.bound import max_cycle_ratio
     from sim.engine import simulate
     from sim.folding import World
     from sim.group_transfer import network_costs
@@ -123,18 +125,23 @@ def _under_schedule(
     options = {**options, "mode": Mode(options["mode"]), "world_size": world_size}
     costs = costs_from_trace(frame, loop, **options, collective_ns=network)
     timeline = simulate(unroll(loop, steps), costs, World(world_size=world_size, domain_size=domain_size))
-    metrics = measure(timeline)
+    facts = provenance(
+        schedule=loop.name, schedule_digest=digest(show(loop)), steps=steps, topology=topology, **options
+    )
+    _print_run({"provenance": facts, **_result(loop, costs, measure(timeline))}, loop.name, output)
+
+
+def _result(loop: Loop, costs: TraceCosts, metrics: StepMetrics) -> dict[str, Any]:
+    """Metrics, what limits the step, and what kind of numbers that rests on."""
+    from sim.bound import max_cycle_ratio
+
     bound = max_cycle_ratio(loop, costs.op_ns)
     total = sum(step.ns for step in bound.cycle) or 1
     rests: dict[str, float] = {}
     for step in bound.cycle:
         name = costs.origin.get(step.kind, "assumed")
         rests[name] = rests.get(name, 0.0) + step.ns / total
-    facts = provenance(
-        schedule=loop.name, schedule_digest=digest(show(loop)), steps=steps, topology=topology, **options
-    )
-    result = {
-        "provenance": facts,
+    return {
         "step_latency_ms": metrics.step_latency_ms,
         "parts_ms": metrics.parts_ms,
         "utilization": metrics.utilization,
@@ -144,17 +151,23 @@ def _under_schedule(
         "batch_us": {kind.value: ns_to_us(float(each.mean())) for kind, each in costs.batch_ns.items()},
         "assumptions": list(costs.assumptions),
     }
+
+
+def _print_run(result: dict[str, Any], schedule: str, output: Format) -> None:
+    from reports.tables import parts
+
     if output is Format.CSV:
         typer.echo("part,ms")
-        for part, ms in metrics.parts_ms.items():
+        for part, ms in result["parts_ms"].items():
             typer.echo(f"{part},{ms!r}")
         return
     if output is Format.JSON:
         typer.echo(json.dumps(result, indent=1))
         return
-    for key, value in facts.items():
+    for key, value in result["provenance"].items():
         typer.echo(f"# {key}: {value}")
-    typer.echo(parts({loop.name: metrics.parts_ms}, title="Where the step goes"))
-    typer.echo(f"\nWhat limits this step: {bound.text()}")
+    typer.echo(parts({schedule: result["parts_ms"]}, title="Where the step goes"))
+    typer.echo(f"\nWhat limits this step: {result['limit']}")
+    rests = result["critical_cycle_rests_on"]
     typer.echo("It rests on numbers that are " + ", ".join(f"{share:.0%} {name}" for name, share in rests.items()))
-    typer.echo("\n".join(["", "Assumed:", *(f"  {each}" for each in costs.assumptions)]))
+    typer.echo("\n".join(["", "Assumed:", *(f"  {each}" for each in result["assumptions"])]))

@@ -60,20 +60,17 @@ def import_(
     output: Annotated[Format, typer.Option("--format", help="How to print the summary.")] = Format.TEXT,
 ) -> None:
     """Read profiler traces, execution traces, benchmark logs and workloads into one trace table."""
-    from traces.importing import import_traces
-    from traces.table import write_table
+    from traces.importing import import_to
 
     progress = _Progress()
     with progress.context:
-        imported = import_traces(paths, partial=partial, on_file=progress.file)
-    if out is not None:
-        write_table(imported.table, out)
+        summary = import_to(out, paths, partial=partial, on_file=progress.file)
     if output is Format.JSON:
-        typer.echo(json.dumps({"provenance": provenance(), **imported.summary}, indent=2, allow_nan=False))
+        typer.echo(json.dumps({"provenance": provenance(), **summary}, indent=2, allow_nan=False))
     elif output is Format.CSV:
-        typer.echo(_csv(imported.summary), nl=False)
+        typer.echo(_csv(summary), nl=False)
     else:
-        typer.echo(_text(imported.summary, out))
+        typer.echo(_text(summary, out))
 
 
 _RANK_COLUMNS = (
