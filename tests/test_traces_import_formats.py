@@ -304,3 +304,15 @@ def test_a_table_written_as_it_is_made_is_the_one_made_in_memory(
     again = read_table(tmp_path / f"t.{suffix}")
     assert again.frame.equals(whole.table.frame)
     assert again.files == whole.table.files
+
+
+@pytest.mark.parametrize(("recorded", "rank"), [("allreduce", 5), ("broadcast", None), ("send", None)])
+def test_the_number_before_a_name_is_a_rank_only_where_it_is_ones_own(
+    tmp_path: Path, recorded: str, rank: int | None
+) -> None:
+    inputs = {"values": [[[1, 2, 0, 8, 4, "cpu"]], 3, ["0", "default_pg"], 5, recorded, [], [], 0, 1, 8]}
+    node = {"id": 2, "name": "record_param_comms", "ctrl_deps": 1, "inputs": inputs, "outputs": {}, "attrs": []}
+    document = {"schema": "1.1.1-chakra.0.0.4", "pid": 1, "start_ts": 1, "nodes": [node]}
+    found = load(tmp_path, document).summary["ranks"][0]
+    assert (found["rank"], found["world_size"]) == (rank, 8)
+    assert sum(one["bytes"] for one in found["collectives"].values()) == 32

@@ -25,6 +25,8 @@ from .table import Origin, provenance
 __all__ = ["EtCollective", "EtRank", "et_rows", "read_execution_trace", "read_param_trace"]
 
 NOT_COLLECTIVES = ("wait", "init", "barrier")
+# the number before the name is the rank's own here; of a broadcast it is the root, of a send the peer
+_OWN_RANK = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all"})
 
 
 class EtCollective(NamedTuple):
@@ -150,7 +152,7 @@ def _collective(path: str, node: Mapping[str, Any], phase: Phase | None) -> EtCo
         splits_out,
         group,
         size,
-        rank if rank is None or rank >= 0 else None,
+        rank if rank is not None and rank >= 0 and collective_of(recorded) in _OWN_RANK else None,
         phase,
     )
 

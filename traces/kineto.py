@@ -29,8 +29,14 @@ TIME_NS_MAX = 2**62
 # an empty step that `traces.export_kineto` appends for tools that drop the last one
 TRAILING_STEP = "nestpipe_trailing_step"
 _HOST_PARENTS = ("record_param_comms", "c10d::")
-_SKIPPED = {"python_function", "gpu_user_annotation", "trace", "overhead", "cuda_sync", "cuda_event", "mtia_ccp_events"}
-_LAUNCHING = {"cuda_runtime", "cuda_driver", "runtime", "driver", "hip_runtime", "privateuse1_runtime", "xpu_runtime"}
+_SKIPPED = {
+    *("python_function", "gpu_user_annotation", "trace", "overhead", "cuda_sync", "cuda_event", "cuda_profiler_range"),
+    *("collective_comm", "mtia_ccp_events", "mtia_insight"),
+}
+_LAUNCHING = {
+    *("cuda_runtime", "cuda_driver", "runtime", "driver", "hip_runtime", "xpu_runtime", "xpu_driver", "mtia_runtime"),
+    *("privateuse1_runtime", "privateuse1_driver"),
+}
 _MEMORY = {"gpu_memcpy", "gpu_memset", "memcpy", "memset"}
 
 
@@ -100,14 +106,18 @@ def looks_like_kineto(head: bytes) -> bool:
 
 
 def rank_in_name(path: str | os.PathLike[str]) -> int | None:
-    """The rank that a file name states (`rank3.json.gz`, `worker0_step_12.pt.trace.json`, `all_to_all.7.et`).
+    """The rank that a name states (`rank3.json.gz`, `worker0_step_12.pt.trace.json`, `t.7.et`), else its folder.
 
     >>> rank_in_name("x/recsys_rank3.json.gz"), rank_in_name("edge_rank_missing.json"), rank_in_name("t.7.et")
     (3, None, 7)
+    >>> rank_in_name("rank_5/trace.json"), rank_in_name("run_8gpu_1node.json")
+    (5, None)
     """
-    name = Path(path).name.lower()
-    found = re.search(r"(?:rank|worker|gpu)[_\-. ]?(\d{1,7})(?!\d)", name) or re.search(
-        r"\.(\d{1,7})\.et(?:\.gz)?$", name
+    name, folder = Path(path).name.lower(), Path(path).parent.name.lower()
+    found = (
+        re.search(r"(?<!\d)(?:rank|worker|gpu)[_\-. ]?(\d{1,7})(?!\d|[_\-]?node)", name)
+        or re.search(r"\.(\d{1,7})\.et(?:\.gz)?$", name)
+        or re.fullmatch(r"(?:rank|worker)[_\-. ]?(\d{1,7})", folder)
     )
     return int(found[1]) if found else None
 
