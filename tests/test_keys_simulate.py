@@ -66,7 +66,8 @@ def keyed(log: Path, *more: str) -> tuple[str, ...]:
 def test_the_result_says_what_was_measured_and_what_was_not(
     log: Path, golden: Callable[[str], None], world_size: int, more: tuple[str, ...]
 ) -> None:
-    text = run(*keyed(log, "--world-size", str(world_size), "--micro-batches", "4", *more))
+    # one micro-batch: clustering rounds differently on other processors
+    text = run(*keyed(log, "--world-size", str(world_size), "--micro-batches", "1", *more))
     golden(text[text.index("Sizes from") :])
 
 
