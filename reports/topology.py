@@ -106,19 +106,21 @@ def _width(bytes_per_s: float) -> float:
 def _edges(axes: Axes, fabric: Fabric, places: Points) -> None:
     colour = {layer.tier.name: _COLOURS[n % len(_COLOURS)] for n, layer in enumerate(fabric.layers)}
     kinds = {layer.tier.name: layer.tier.kind for layer in fabric.layers}
+    thin = min(1.0, 0.4 * _MOST_DRAWN / fabric.world_size)  # many lines at one switch would run into a block
     for src, dst, data in fabric.graph().edges(data=True):
         if src > dst or src not in places or dst not in places:
             continue  # the other direction draws it
         (x0, y0), (x1, y1) = places[src], places[dst]
         tier, rate = str(data["tier"]), float(data["bandwidth_bytes_per_s"])
-        tint = colour.get(tier, _HOST)
+        to_host = src.startswith("host") or dst.startswith("host")  # a tier may well be called as the link to the host
+        tint = _HOST if to_host else colour[tier]
         if kinds.get(tier) is TierKind.MESH:
             _arc(axes, x0, x1, tint, 0.3 * _width(rate))
             continue
         if kinds.get(tier) is TierKind.TORUS and abs(x0 - x1) + abs(y0 - y1) > 1.5:
             _stub(axes, (x0, y0), (x1, y1), tint, _width(rate))
             continue
-        axes.plot([x0, x1], [y0, y1], color=tint, linewidth=_width(rate), zorder=1, solid_capstyle="round")
+        axes.plot([x0, x1], [y0, y1], color=tint, linewidth=thin * _width(rate), zorder=1, solid_capstyle="round")
 
 
 def _arc(axes: Axes, x0: float, x1: float, tint: str, width: float) -> None:

@@ -92,6 +92,9 @@ def simulate(
     seed: Annotated[int, typer.Option(min=0, help="Seed of jitter, of clustering and of samples drawn.")] = 0,
     unfold: Annotated[bool, typer.Option("--unfold", help="Simulate every rank, alike or not.")] = False,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the run here, for report and diff.")] = None,
+    load_plot: Annotated[
+        Path | None, typer.Option(help="With --topology: heat map of links and hosts, to a .png, .svg or .pdf file.")
+    ] = None,
     output: Annotated[Format, typer.Option("--format")] = Format.TEXT,
 ) -> None:
     """Simulates one schedule and prints its metrics, where the time goes and what limits it."""
@@ -104,6 +107,8 @@ def simulate(
     cluster = None if topology is None else load_cluster(topology)
     if communication_share and cluster is None:
         raise CaseError("--communication-share needs --topology NAME|FILE: without one nothing is shared")
+    if load_plot is not None and cluster is None:
+        raise CaseError("--load-plot needs --topology NAME|FILE: without one there are no links and hosts")
     noise = Jitter(cv=jitter, stragglers=_stragglers(straggler or []), seed=seed)
     ratios = _ratios(
         keys, model, columns=key_column, order_by=key_order_by, sequence=key_sequence, drawn=key_resample, seed=seed
@@ -144,6 +149,11 @@ def simulate(
         from reports.runs import write_run
 
         write_run(out, run=result, timeline=run.timeline)
+    if load_plot is not None and run.load is not None:
+        from reports.figures import save
+        from reports.load import load_figure
+
+        save(load_figure(run.load, f"{schedule} on {topology}, {world_size:,} ranks"), load_plot)
     _print(output, result)
 
 

@@ -162,6 +162,7 @@ def _cluster(name: str, like: str, groups: list[str]) -> Cluster:
     from topologies.cluster import load_cluster, names
     from topologies.importers import import_topology
 
+    load_cluster(like)  # an unknown one is an error, also where nothing is taken from it
     path = Path(name)
     foreign = (
         name not in names() and path.is_file() and "nestpipe-topology" not in path.read_text(errors="replace")[:400]
