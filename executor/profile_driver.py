@@ -25,6 +25,8 @@ def run_on_testbed(
     burst_bytes: int,
     realtime: bool,
     timeout_s: float,
+    probe_ns: int | None = None,
+    patience_s: float = 0.0,
 ) -> pd.DataFrame:
     """The spans of every configuration, run in the given order on one testbed.
 
@@ -34,6 +36,7 @@ def run_on_testbed(
         burst_bytes: what an idle NIC lets through at once.
         realtime: run the ranks before everything else on the machine.
         timeout_s: of the whole job.
+        probe_ns, patience_s: see `executor.profile_run.run_configs`.
 
     Raises:
         TestbedError: if no testbed can be made, or a rank fails.
@@ -47,7 +50,7 @@ def run_on_testbed(
         temporary(rates_bits_per_s, burst_bytes=burst_bytes) as bed,
     ):
         job, out = Path(folder) / "job.json", Path(folder) / "spans.parquet"
-        write_job(job, configs, out, timeout_s=timeout_s)
+        write_job(job, configs, out, timeout_s=timeout_s, probe_ns=probe_ns, patience_s=patience_s)
         command = [sys.executable, "-m", "executor.profile_run", str(job)]
         launch(bed, command, timeout_s=timeout_s, extra_environment={"PYTHONPATH": path}, realtime=realtime)
         return pd.read_parquet(out)

@@ -20,16 +20,18 @@ from executor.profile_run import RunConfig, sizes_of_run
 from executor.profile_schedule import PAIRS, SERIAL
 from executor.profile_sizes import RunSizes
 from executor.testbed_emulate import EmulatedDevice
+from executor.testbed_probe import is_disturbed
 from nestpipe.ir import COLLECTIVES, OpKind
 from nestpipe.metrics import measure
 from nestpipe.timeline import from_frame
 from traces.cost_table import CostTable
 
-__all__ = ["SEED", "Plan", "full_plan", "measure_costs", "quick_plan"]
+__all__ = ["SEED", "Plan", "full_plan", "measure_costs", "quick_plan", "undisturbed"]
 
 #: The seed of the keys that are profiled; validation must not use it.
 SEED: Final = 101
-_PAIR: Final = (256, 64, 4)
+_PAIR: Final = (640, 128, 4)
+_COMPUTING: Final = "forward and backward with all_to_all[rows]"
 _WARM_UP: Final = 2
 
 #: Runs configurations at a link rate (bit/s) and returns their spans, as `executor.profile_driver.run_on_testbed` does.
@@ -62,6 +64,7 @@ def full_plan(devices: tuple[EmulatedDevice | None, ...]) -> Plan:
         workloads=(
             *((48, 16, 1), (48, 16, 4), (48, 128, 2), (160, 48, 1), (160, 48, 8)),
             *((256, 64, 1), (256, 64, 8), (640, 16, 2), (640, 128, 1), (640, 256, 4)),
+            *((1280, 96, 8), (1920, 48, 4), (1920, 192, 2)),
         ),
         rates_bits_per_s=(150_000_000, 700_000_000),
         steps=10,
@@ -108,10 +111,12 @@ def measure_costs(
     """
     sizes: dict[tuple[int, int, int], RunSizes] = {}
     runs: list[ProfiledRun] = []
+    frames: list[pd.DataFrame] = []
     began = time.time()
     for rate in plan.rates_bits_per_s:
         configs = plan.configs()
         frame = run(configs, rate)
+        frames.append(frame)
         links = Links(bits_per_s=(rate,) * world_size, burst_bytes=burst_bytes)
         for number, config in enumerate(configs):
             key = (config.batch_size, config.dim, config.micro_batches)
@@ -127,6 +132,9 @@ def measure_costs(
                 )
             )
     pairs = run(_pair_configs(plan), max(plan.rates_bits_per_s))
+    frames.append(pairs)
+    disturbed = sum(int(frame.groupby("run")["slowdown"].first().map(is_disturbed).sum()) for frame in frames)
+    runs = undisturbed(runs)
     variants = sorted({run.config.variant for run in runs})
     source = f"measured on {platform.node() or 'this host'}, median of ops in serial runs"
     rows = [cost_rows([each for each in runs if each.config.variant == name], source=source) for name in variants]
@@ -140,15 +148,26 @@ def measure_costs(
         "burst_bytes": burst_bytes,
         "cores": cores,
         "load_average": _loads(runs),
+        "probe_ns": int(frames[0]["probe_ns"].iloc[0]),
+        "disturbed_runs": {"count": disturbed, "of": sum(frame["run"].nunique() for frame in frames)},
         **_lane_gaps(runs),
         "repeatability_cv": _repeatability(runs),
         "interference": interference,
         "collective_cores": _collective_cores(interference, world_size, cores),
-        "transfer_cores": _transfer_cores(interference),
-        "configurations": [{**asdict(config), "schedule": "serial"} for config in plan.configs()],
+        "transfer_core_ns_per_byte": _transfer_core_ns_per_byte(pairs, plan, world_size, cores),
+        "configurations": [
+            {**asdict(config), "schedule": "serial"} for config in (*plan.configs(), *_pair_configs(plan)[:1])
+        ],
         "rates_bits_per_s": list(plan.rates_bits_per_s),
     }
     return CostTable(rows=pd.concat(rows, ignore_index=True), meta=meta)
+
+
+def undisturbed(runs: Sequence[ProfiledRun]) -> list[ProfiledRun]:
+    """The runs whose machine was undisturbed; of a workload that has none, all."""
+    calm = [run for run in runs if not is_disturbed(float(run.frame["slowdown"].iloc[0]))]
+    names = {run.name for run in calm}
+    return [*calm, *(run for run in runs if run.name not in names)]
 
 
 def _loads(runs: Sequence[ProfiledRun]) -> dict[str, float]:
@@ -220,14 +239,34 @@ def _collective_cores(interference: Sequence[Mapping[str, Any]], world_size: int
     return float(min(max(np.mean(slow), 0.0) * cores / (2 * world_size), 1.0)) if slow else 1.0
 
 
-def _transfer_cores(interference: Sequence[Mapping[str, Any]]) -> float:
-    """Cores that a flow takes at full rate: what computing lost while rows were on their way, where that is real."""
-    slow = [
-        row["slowdown"] - 1.0
-        for row in interference
-        if row["compute"] == "real" and row["pair"].startswith("forward and backward with") and row["kind"] == "forward"
-    ]
-    return float(max(np.mean(slow), 0.0)) if slow else 0.0
+def _transfer_core_ns_per_byte(pairs: pd.DataFrame, plan: Plan, world_size: int, cores: int) -> float:
+    """Time of a core that a byte on a wire takes: what computing for real lost while rows were on their way.
+
+    A rank that computes on one of `cores` bears its share of what the bytes take that all ranks send meanwhile.
+    """
+    if None not in plan.devices or cores < world_size:
+        return 0.0  # nothing computes for real, or ranks queue for cores anyway
+    first = plan.devices.index(None) * (len(PAIRS) + 1)
+    alone, together = (_steady(pairs, first + number) for number in (0, 1 + list(PAIRS).index(_COMPUTING)))
+    usual_ns = (alone["end_ns"] - alone["start_ns"]).groupby(alone["kind"]).mean()
+    computing = together[together["kind"].isin((OpKind.FORWARD.value, OpKind.BACKWARD.value))]
+    began_ns, ended_ns = (computing[name].to_numpy(dtype=np.int64) for name in ("start_ns", "end_ns"))
+    extra_ns = ended_ns - began_ns - computing["kind"].map(usual_ns).to_numpy(dtype=np.float64)
+    sizes = sizes_of_run(_pair_configs(plan)[first], world_size)
+    moving = together[together["kind"] == OpKind.ALL_TO_ALL_ROWS.value].groupby(["batch", "micro_batch"])
+    moved = 0.0
+    for _, spans in moving:
+        start_ns, end_ns = int(spans["start_ns"].max()), int(spans["end_ns"].max())
+        inside_ns = np.maximum(np.minimum(ended_ns, end_ns) - np.maximum(began_ns, start_ns), 0)
+        name = (OpKind.ALL_TO_ALL_ROWS, int(spans["batch"].iloc[0]), int(spans["micro_batch"].iloc[0]))
+        num_bytes = float(sizes.traffic[name].sum())
+        moved += num_bytes * float(inside_ns.sum()) / max(end_ns - start_ns, 1)
+    return max(float(extra_ns.sum()), 0.0) * cores / moved if moved else 0.0
+
+
+def _steady(pairs: pd.DataFrame, run: int) -> pd.DataFrame:
+    frame = pairs[(pairs["run"] == run) & (pairs["batch"] >= _WARM_UP)]
+    return frame.astype({"kind": str})
 
 
 def _times(frame: pd.DataFrame) -> dict[OpKind, float]:

@@ -20,6 +20,7 @@ import pandas as pd
 import torch
 
 from executor.data import Feature
+from executor.lanes import Cost, Implementation, OpTable
 from executor.models import DLRM
 from executor.optimizers import OptimizerKind, sparse_optimizer
 from executor.profile_sizes import RunSizes, size_run
@@ -27,10 +28,13 @@ from executor.recorder import gather_timeline
 from executor.sources import SyntheticSource
 from executor.tables import Layout, TableSpec, make_layout
 from executor.testbed_emulate import EmulatedDevice, emulating, fine_timers
+from executor.testbed_launch import realtime_priority, set_realtime_priority
+from executor.testbed_probe import SpeedGate
 from executor.trainer import Settings, Trainer, Wrap
+from executor.worker import Worker
 from executor.world import World, join_world
 from nestpipe.errors import CaseError
-from nestpipe.ir import Loop, with_micro_batches
+from nestpipe.ir import COLLECTIVES, Loop, Op, Program, with_micro_batches
 from nestpipe.schedules import load
 from nestpipe.text import parse
 
@@ -151,35 +155,66 @@ def sizes_of_run(config: RunConfig, world_size: int) -> RunSizes:
     )
 
 
-def run_configs(world: World, configs: Sequence[RunConfig]) -> pd.DataFrame:
+def run_configs(
+    world: World, configs: Sequence[RunConfig], *, probe_ns: int | None = None, patience_s: float = 0.0
+) -> pd.DataFrame:
     """Run every configuration on this process group, in the given order. A collective call.
 
     Args:
         world: the ranks.
         configs: what to run; a configuration may appear several times.
+        probe_ns: what `Probe` takes on the undisturbed machine, if that is known.
+        patience_s: how long to wait in all, and to repeat runs, for the machine to be undisturbed.
 
     Returns:
-        The spans of all ranks, columns as a Timeline's table plus `run` (position in `configs`) and `load` (the host's
-        load average over the last minute when the run began).
+        The spans of all ranks, columns as a Timeline's table plus `run` (position in `configs`), `load` (the host's
+        load average over the last minute when the run began), `probe_ns` (what the probe takes on the undisturbed
+        machine) and `slowdown` (what it took beside this run, over that).
     """
+    gate = SpeedGate(world=world, reference_ns=probe_ns, patience_s=patience_s)
     frames = []
     for number, config in enumerate(configs):
         began = time.monotonic()
         load_average = os.getloadavg()[0]
-        wraps: list[Wrap] = [] if config.device is None else [partial(emulating, config.device)]
-        trainer = Trainer(world, loop_of(config), _model(config), _source(config), Settings(), wraps=wraps)
-        trainer.run(config.steps)
-        frame = gather_timeline(trainer).frame()
-        frames.append(frame.assign(run=number, load=load_average))
+        frame, slowdown = gate.run(partial(_run_config, world, config))
+        frames.append(frame.assign(run=number, load=load_average, probe_ns=gate.reference_ns, slowdown=slowdown))
         if world.rank == 0:
             seconds = time.monotonic() - began
             print(
-                f"{number + 1}/{len(configs)} {trainer.loop.name} N={config.micro_batches} batch={config.batch_size} "
-                f"dim={config.dim}: {seconds:.1f} s",
+                f"{number + 1}/{len(configs)} {loop_of(config).name} N={config.micro_batches} "
+                f"batch={config.batch_size} dim={config.dim}: {seconds:.1f} s",
                 file=sys.stderr,
                 flush=True,
             )
     return pd.concat(frames, ignore_index=True)
+
+
+def _run_config(world: World, config: RunConfig) -> pd.DataFrame:
+    wraps: list[Wrap] = [] if config.device is None else [partial(emulating, config.device)]
+    wraps.append(_communication_first)
+    trainer = Trainer(world, loop_of(config), _model(config), _source(config), Settings(), wraps=wraps)
+    trainer.run(config.steps)
+    return gather_timeline(trainer).frame()
+
+
+def _communication_first(table: OpTable, worker: Worker, program: Program) -> OpTable:  # noqa: ARG001
+    """In real time, every collective at the priority of this thread, as gloo's own threads are, and local ops below it.
+
+    Else a lane that computes keeps its core until its op is done, and a transfer that needs a few microseconds of it
+    stands still that long. The table stays as it is where this thread is not in real time. A `Wrap` of the trainer.
+    """
+    own = realtime_priority()
+
+    def at(priority: int, implementation: Implementation) -> Implementation:
+        def run(op: Op) -> Cost:
+            set_realtime_priority(priority)
+            return implementation(op)
+
+        return run
+
+    if own < 2:
+        return table
+    return {kind: at(own if kind in COLLECTIVES else own - 1, function) for kind, function in table.items()}
 
 
 def write_job(path: Path, configs: Sequence[RunConfig], out: Path, **options: object) -> None:
@@ -198,8 +233,8 @@ def main(path: str) -> None:
         backend=job.get("backend", "gloo"), device=job.get("device", "cpu"), timeout_s=job.get("timeout_s", 120.0)
     )
     # the first collectives of a process are slow; they belong to no configuration
-    run_configs(world, [replace(configs[0], steps=4)] if configs else [])
-    frame = run_configs(world, configs)
+    _run_config(world, replace(configs[0], steps=4))
+    frame = run_configs(world, configs, probe_ns=job.get("probe_ns"), patience_s=job.get("patience_s", 0.0))
     if world.rank == 0:
         out = Path(job["out"])
         temporary = out.with_name(f".{out.name}.partial")

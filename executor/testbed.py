@@ -67,6 +67,9 @@ _SYSCTLS: Final = {
     "net/ipv4/tcp_no_metrics_save": "1",
     "net/ipv4/tcp_rmem": "4096 8388608 33554432",
     "net/ipv4/tcp_wmem": "4096 8388608 33554432",
+    # a NIC takes turns among connections. tbf's queue is first in, first out: were it deep, a small message would wait
+    # for all of a large one (12 ms behind 4 MiB at 1 Gbit/s with the kernel's 4 MiB, 0.9 ms with this)
+    "net/ipv4/tcp_limit_output_bytes": "65536",
 }
 
 

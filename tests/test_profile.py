@@ -33,7 +33,7 @@ def _rows(points: list[tuple[float, float, float]], kind: OpKind = OpKind.LOOKUP
     for keys, size, time_ns in points:
         values = {"kind": kind.value, "variant": "v", "world_size": 2, "link_bits_per_s": 1e9, "samples": 0.0}
         values |= {"keys": keys, "unique_keys": 0.0, "bytes": size, "wire_ns": 0.0, "repeats": 10, "source": "by hand"}
-        values |= {f"time_ns_{name}": time_ns for name in ("min", "p50", "p75", "p95", "max")}
+        values |= {f"time_ns_{name}": time_ns for name in ("mean", "min", "p50", "p75", "p95", "max")}
         rows.append(values)
     return pd.DataFrame(rows, columns=list(COST_COLUMNS))
 
@@ -94,17 +94,17 @@ def test_a_damaged_cost_table_is_refused_by_field(tmp_path: Path, change: dict[s
 
 def test_a_negative_time_and_an_unknown_kind_are_refused_by_row() -> None:
     rows = _rows([(10, 4, 100), (20, 8, -1)])
-    with pytest.raises(TraceError, match="row 1: time_ns_min must be a number that is not negative, got -1"):
+    with pytest.raises(TraceError, match="row 1: time_ns_mean must be a number that is not negative, got -1"):
         CostTable(rows=rows)
     with pytest.raises(TraceError, match=r"row 0: unknown kind 'lookups'.*did you mean 'lookup'"):
         CostTable(rows=_rows([(10, 4, 100)]).assign(kind="lookups"))
 
 
-def test_redrawn_medians_stay_within_their_sampling_error() -> None:
+def test_redrawn_means_stay_within_their_sampling_error() -> None:
     rows = _rows([(10, 4, 1000.0)] * 400).assign(time_ns_p75=1067.45)
-    drawn = resample(rows, np.random.default_rng(1))["time_ns_p50"]
-    # sigma = 100 and 10 repeats: standard error 1.2533 * 100 / sqrt(10)
-    assert drawn.std() == pytest.approx(39.6, rel=0.1)
+    drawn = resample(rows, np.random.default_rng(1))["time_ns_mean"]
+    # sigma = 100 and 10 repeats: standard error 100 / sqrt(10)
+    assert drawn.std() == pytest.approx(31.6, rel=0.1)
     assert drawn.mean() == pytest.approx(1000, abs=8)
 
 

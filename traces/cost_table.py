@@ -1,9 +1,12 @@
 """The cost table: what ops took on the devices at hand, and fits that say what they take at other sizes.
 
-One row is one op kind at one size: PARAM-like columns (sizes, then min, median and upper percentiles of the time), the
-conditions (world size, link rate, variant) and the source. The table is data; nothing here runs or measures anything.
+One row is one op kind at one size: PARAM-like columns (sizes, then mean, min, median and upper percentiles of the
+time), the conditions (world size, link rate, variant) and the source. The table is data; nothing here runs or measures
+anything.
 
-A fit is time = wire + c0 + c1 x + ... with coefficients that are not negative, in sizes with a meaning for the kind.
+A fit is time = wire + c0 + c1 x + ... with coefficients that are not negative, in sizes with a meaning for the kind. It
+is a fit of means, since what a step takes on average is the sum of what its ops take on average; the slowest twentieth
+of the ops counts as if it took as long as the fastest of them, so that one that hung says little.
 Small and large sizes count alike: relative errors are minimised. It knows the range of sizes it has seen, and says of
 every answer whether that is interpolated or extrapolated.
 """
@@ -12,7 +15,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -44,9 +46,9 @@ __all__ = [
 #: the rate of that link, less what an idle link lets through at once; 0 for everything that uses no link.
 SIZE_COLUMNS: Final = ("samples", "keys", "unique_keys", "bytes", "wire_ns")
 _CONDITIONS: Final = ("kind", "variant", "world_size", "link_bits_per_s")
-_TIMES: Final = ("time_ns_min", "time_ns_p50", "time_ns_p75", "time_ns_p95", "time_ns_max")
+_TIMES: Final = ("time_ns_mean", "time_ns_min", "time_ns_p50", "time_ns_p75", "time_ns_p95", "time_ns_max")
 COST_COLUMNS: Final = (*_CONDITIONS, *SIZE_COLUMNS, "repeats", *_TIMES, "source")
-_VERSION: Final = 1
+_VERSION: Final = 2
 _ONE: Final = "one"
 _WIRE: Final = "wire_ns"
 
@@ -132,8 +134,8 @@ def summarise(samples: pd.DataFrame, *, source: str) -> pd.DataFrame:
         del point
         times = group["time_ns"].to_numpy(dtype=np.float64)
         sizes = [float(group[name].mean()) for name in SIZE_COLUMNS]
-        quantiles = np.quantile(times, [0.5, 0.75, 0.95])
-        values = [times.min(), *quantiles, times.max()]
+        p50, p75, p95 = np.quantile(times, [0.5, 0.75, 0.95])
+        values = [np.minimum(times, p95).mean(), times.min(), p50, p75, p95, times.max()]
         rows.append([*conditions, *sizes, len(times), *(round(float(value)) for value in values), source])
     return pd.DataFrame(rows, columns=list(COST_COLUMNS))
 
@@ -147,7 +149,7 @@ class CostFit:
         coefficients: by size (and `one` for the constant): nanoseconds per unit; not negative.
         low, high: the smallest and largest size seen, by size.
         num_points: rows fitted on.
-        error: median relative distance between the fit and the medians it was fitted on.
+        error: median relative distance between the fit and the means it was fitted on.
         spread: typical relative spread of single ops around their median, (p75 - p50) / p50.
     """
 
@@ -195,7 +197,7 @@ def fit_kind(rows: pd.DataFrame, kind: OpKind, variant: str, sizes: Sequence[str
     if mine.empty:
         known = sorted(set(rows.loc[rows["kind"] == kind.value, "variant"]))
         raise TraceError(f"cost table: no rows of {kind} for variant {variant!r}; it has {', '.join(known) or 'none'}")
-    times = mine["time_ns_p50"].to_numpy(dtype=np.float64)
+    times = mine["time_ns_mean"].to_numpy(dtype=np.float64)
     varying = [name for name in sizes if name != _WIRE and mine[name].nunique() > 1]
     columns = [np.ones(len(mine)), *(mine[name].to_numpy(dtype=np.float64) for name in varying)]
     # how long bytes are on a wire is its rate, not a matter of fit: few points would make any number of it
@@ -205,7 +207,7 @@ def fit_kind(rows: pd.DataFrame, kind: OpKind, variant: str, sizes: Sequence[str
     if _WIRE in sizes:
         coefficients[_WIRE] = 1.0
     fitted = np.stack(columns, axis=1) @ solved + wire
-    p50 = np.maximum(times, 1.0)
+    p50, p75 = (mine[f"time_ns_{name}"].to_numpy(dtype=np.float64) for name in ("p50", "p75"))
     return CostFit(
         kind=kind,
         variant=variant,
@@ -213,8 +215,8 @@ def fit_kind(rows: pd.DataFrame, kind: OpKind, variant: str, sizes: Sequence[str
         low={name: float(mine[name].min()) for name in sizes},
         high={name: float(mine[name].max()) for name in sizes},
         num_points=len(mine),
-        error=float(np.median(np.abs(fitted - times) / p50)),
-        spread=float(np.median((mine["time_ns_p75"].to_numpy(dtype=np.float64) - times) / p50)),
+        error=float(np.median(np.abs(fitted - times) / np.maximum(times, 1.0))),
+        spread=float(np.median((p75 - p50) / np.maximum(p50, 1.0))),
     )
 
 
@@ -234,15 +236,14 @@ def costs_of(kind: OpKind) -> tuple[str, ...]:
 def resample(rows: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:
     """The rows as another run of the profile might have given them, for intervals.
 
-    Each median is moved by a draw from its own sampling distribution, whose standard error for n repeats is about 1.25
+    Each mean is moved by a draw from its own sampling distribution, whose standard error for n repeats is
     sigma / sqrt(n), with sigma from the distance between the quartile and the median.
-    Source: asymptotic variance of the median, pi/2 sigma^2 / n; normal quartile 0.6745 sigma.
+    Source: variance of the mean, sigma^2 / n; normal quartile 0.6745 sigma.
     """
     rows = rows.copy()
-    p50 = rows["time_ns_p50"].to_numpy(dtype=np.float64)
-    sigma = (rows["time_ns_p75"].to_numpy(dtype=np.float64) - p50) / 0.6745
-    error = math.sqrt(math.pi / 2) * sigma / np.sqrt(np.maximum(rows["repeats"].to_numpy(dtype=np.float64), 1.0))
-    rows["time_ns_p50"] = np.maximum(p50 + error * generator.standard_normal(len(rows)), 1.0)
+    mean, p50, p75 = (rows[f"time_ns_{name}"].to_numpy(dtype=np.float64) for name in ("mean", "p50", "p75"))
+    error = (p75 - p50) / 0.6745 / np.sqrt(np.maximum(rows["repeats"].to_numpy(dtype=np.float64), 1.0))
+    rows["time_ns_mean"] = np.maximum(mean + error * generator.standard_normal(len(rows)), 1.0)
     return rows
 
 

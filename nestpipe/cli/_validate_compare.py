@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from executor.profile_run import loop_of
+from executor.testbed_probe import is_disturbed
 from nestpipe.cli._validate_causes import CAUSES, split_error
 from nestpipe.cli._validate_grid import Point
 from nestpipe.cli._validate_predict import Prediction
@@ -31,6 +32,7 @@ class Outcome:
         point, prediction: what was asked and predicted.
         timelines, metrics: of each run, in order.
         loads: the host's load average when each began.
+        slowdowns: how much slower the machine was beside each than when profiled (see `executor.testbed_probe`).
     """
 
     point: Point
@@ -38,6 +40,7 @@ class Outcome:
     timelines: tuple[Timeline, ...]
     metrics: tuple[StepMetrics, ...]
     loads: tuple[float, ...]
+    slowdowns: tuple[float, ...]
 
     @property
     def step_ms(self) -> float:
@@ -51,7 +54,9 @@ class Outcome:
 
 
 def outcome_of(point: Point, prediction: Prediction, frames: Sequence[pd.DataFrame]) -> Outcome:
-    """What became of a point, from the spans of its runs."""
+    """What became of a point, from the spans of its runs: of those on an undisturbed machine, if there are any."""
+    calm = [frame for frame in frames if not is_disturbed(float(frame["slowdown"].iloc[0]))]
+    frames = calm or frames
     timelines = tuple(from_frame(frame, {"schedule": point.config.schedule, "source": "measured"}) for frame in frames)
     return Outcome(
         point=point,
@@ -59,6 +64,7 @@ def outcome_of(point: Point, prediction: Prediction, frames: Sequence[pd.DataFra
         timelines=timelines,
         metrics=tuple(measure(timeline) for timeline in timelines),
         loads=tuple(float(frame["load"].iloc[0]) for frame in frames),
+        slowdowns=tuple(float(frame["slowdown"].iloc[0]) for frame in frames),
     )
 
 
@@ -86,6 +92,8 @@ def compare(outcomes: Sequence[Outcome]) -> pd.DataFrame:
             "predicted_exposed_ms": predicted.communication_ms,
             "measured_exposed_ms": measured.communication_ms,
             "load": float(np.median(each.loads)),
+            "slowdown": float(np.median(each.slowdowns)),
+            "runs": len(each.metrics),
         }
         base = baseline.get(_workload(each))
         if base is not None:
@@ -129,12 +137,16 @@ def summarise(table: pd.DataFrame) -> dict[str, Any]:
     """The numbers that the bars are about; fractions, not per cent."""
     right, judged = _ranking(table)
     errors = table["error"].abs()
+    calm = errors[~table["slowdown"].map(is_disturbed)]
     speedups = table.loc[table["schedule"] != _BASELINE, "speedup_error"] if "speedup_error" in table else pd.Series()
     return {
         "configurations": len(table),
         "mean_absolute_error": float(errors.mean()),
         "worst_absolute_error": float(errors.max()),
         "bias": float(table["error"].mean()),
+        "disturbed": len(errors) - len(calm),
+        "mean_absolute_error_undisturbed": float(calm.mean()) if len(calm) else None,
+        "worst_absolute_error_undisturbed": float(calm.max()) if len(calm) else None,
         "mean_absolute_speedup_error": float(speedups.abs().mean()) if len(speedups) else None,
         "mean_absolute_exposed_error_of_step": float(
             ((table["predicted_exposed_ms"] - table["measured_exposed_ms"]).abs() / table["measured_ms"]).mean()

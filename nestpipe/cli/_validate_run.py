@@ -56,7 +56,16 @@ def links_given(rate_mbit_per_s: object) -> bool:
 
 
 @contextmanager
-def bench(*, world_size: int, realtime: bool, backend: str, device: str, timeout_s: float) -> Iterator[Bench]:
+def bench(
+    *,
+    world_size: int,
+    realtime: bool,
+    backend: str,
+    device: str,
+    timeout_s: float,
+    patience_s: float = 0.0,
+    probe_ns: int | None = None,
+) -> Iterator[Bench]:
     """The ranks of torchrun where it started this process, else a testbed per call.
 
     Args:
@@ -64,9 +73,11 @@ def bench(*, world_size: int, realtime: bool, backend: str, device: str, timeout
         realtime: run testbed ranks before everything else on the machine.
         backend, device: for torchrun's ranks.
         timeout_s: of each list of configurations.
+        patience_s: of these, for waiting until the machine is undisturbed (see `executor.testbed_probe`).
+        probe_ns: what its probe takes on the undisturbed machine, if that is known.
     """
     if links_given(True):
-        yield from _torchrun(backend, device, timeout_s)
+        yield from _torchrun(backend, device, timeout_s, patience_s, probe_ns)
         return
     from executor.profile_driver import run_on_testbed
     from executor.testbed import TestbedError, refusal
@@ -78,10 +89,19 @@ def bench(*, world_size: int, realtime: bool, backend: str, device: str, timeout
         raise CaseError(f"--world-size must be at least 2, got {world_size}")
 
     def run(configs: Sequence[RunConfig], rate: int) -> pd.DataFrame:
+        nonlocal probe_ns
         print(f"running {len(configs)} configurations on {world_size} ranks at {rate / 1e6:g} Mbit/s", file=sys.stderr)
-        return run_on_testbed(
-            configs, [rate] * world_size, burst_bytes=BURST_BYTES, realtime=realtime, timeout_s=timeout_s
+        frame = run_on_testbed(
+            configs,
+            [rate] * world_size,
+            burst_bytes=BURST_BYTES,
+            realtime=realtime,
+            timeout_s=timeout_s,
+            probe_ns=probe_ns,
+            patience_s=patience_s,
         )
+        probe_ns = int(frame["probe_ns"].iloc[0])
+        return frame
 
     conditions: dict[str, object] = {
         "bench": "network namespaces, tbf on both ends of each link",
@@ -92,7 +112,7 @@ def bench(*, world_size: int, realtime: bool, backend: str, device: str, timeout
     yield Bench(run=run, world_size=world_size, first=True, conditions=conditions, burst_bytes=BURST_BYTES)
 
 
-def _torchrun(backend: str, device: str, timeout_s: float) -> Iterator[Bench]:
+def _torchrun(backend: str, device: str, timeout_s: float, patience_s: float, probe_ns: int | None) -> Iterator[Bench]:
     from executor.profile_run import run_configs
     from executor.world import join_world
 
@@ -105,7 +125,7 @@ def _torchrun(backend: str, device: str, timeout_s: float) -> Iterator[Bench]:
         "device": device,
     }
     yield Bench(
-        run=lambda configs, _: run_configs(world, configs),
+        run=lambda configs, _: run_configs(world, configs, probe_ns=probe_ns, patience_s=patience_s),
         world_size=world.world_size,
         first=world.rank == 0,
         conditions=conditions,

@@ -45,6 +45,9 @@ def profile(
     backend: Annotated[str, typer.Option(help="Under torchrun: the backend.")] = "gloo",
     device: Annotated[str, typer.Option(help="Under torchrun: cpu or cuda.")] = "cpu",
     timeout_s: Annotated[float, typer.Option(help="End a list of runs after this many seconds.")] = 600.0,
+    patience_s: Annotated[
+        float, typer.Option(min=0, help="At each link rate, wait this long for the machine to be as fast as typical.")
+    ] = 60.0,
     output: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TEXT,
 ) -> None:
     """Measure op costs: serial runs over sizes and link rates, and pairs of ops at the same time.
@@ -61,7 +64,14 @@ def profile(
     plan = (quick_plan if quick else full_plan)(devices_of(compute))
     if rate:
         plan = replace(plan, rates_bits_per_s=tuple(round(each * 1e6) for each in rate))
-    with bench(world_size=world_size, realtime=realtime, backend=backend, device=device, timeout_s=timeout_s) as here:
+    with bench(
+        world_size=world_size,
+        realtime=realtime,
+        backend=backend,
+        device=device,
+        timeout_s=timeout_s,
+        patience_s=patience_s,
+    ) as here:
         table = measure_costs(
             plan,
             here.run,
@@ -102,9 +112,11 @@ def _show(table: CostTable, out: Path, output: Format) -> None:
         typer.echo(json.dumps({"cost_table": str(out), "digest": table.digest, "meta": dict(table.meta), "rows": rows}))
         return
     meta = table.meta
+    disturbed = meta["disturbed_runs"]
     typer.echo(
         f"cost table {out} (digest {table.digest}): {len(table.rows)} rows measured in {meta['duration_s']} s, "
-        f"{meta['world_size']} ranks, load average {meta['load_average']['median']:.1f}"
+        f"{meta['world_size']} ranks, load average {meta['load_average']['median']:.1f}, "
+        f"machine faster or slower than typical beside {disturbed['count']} of {disturbed['of']} runs"
     )
     typer.echo("fitted cost of an op, ns = sum of coefficient x size; error and spread are relative")
     for fit in fits:
@@ -115,6 +127,10 @@ def _show(table: CostTable, out: Path, output: Format) -> None:
     hand = {name: meta[name]["p50_ns"] / 1000 for name in ("handoff", "issue")}
     typer.echo(
         f"hand-over to a waiting lane {hand['handoff']:.0f} us, to a lane's next op {hand['issue']:.0f} us (measured)"
+    )
+    typer.echo(
+        f"a byte on a wire takes {meta['transfer_core_ns_per_byte']:.2f} ns of a core, a rank's part of a collective "
+        f"{meta['collective_cores']:.2f} cores (measured)"
     )
     typer.echo("interference, time together over time alone (measured)")
     for row in meta["interference"]:

@@ -34,7 +34,7 @@ def validate(
         "out/costs.json"
     ),
     grid: Annotated[
-        str, typer.Option("--grid", help="Which configurations: first to fifth, quick or heavy.")
+        str, typer.Option("--grid", help="Which configurations: first to seventh, quick or heavy.")
     ] = "quick",
     compute: Annotated[Compute, typer.Option(help="Whether compute is real or emulated.")] = Compute.EMULATED,
     world_size: Annotated[int, typer.Option(help="Ranks of the testbed.")] = 2,
@@ -57,6 +57,10 @@ def validate(
         float | None, typer.Option("--rate-mbit-per-s", help="Link rate, where it is given and cannot be shaped.")
     ] = None,
     timeout_s: Annotated[float, typer.Option(help="End the runs at one link rate after this many seconds.")] = 600.0,
+    patience_s: Annotated[
+        float,
+        typer.Option(min=0, help="Wait, per link rate, for the machine to be as fast as when profiled."),
+    ] = 60.0,
     output: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TEXT,
 ) -> None:
     """Predict every configuration of a grid, write the predictions down, run them all, and compare op by op.
@@ -77,7 +81,15 @@ def validate(
     if links_given(rate):
         points = [replace(point, rate_bits_per_s=round((rate or 0.0) * 1e6)) for point in points]
     check_separate(table.meta.get("configurations", []), [point.config for point in points])
-    with bench(world_size=world_size, realtime=realtime, backend=backend, device=device, timeout_s=timeout_s) as here:
+    with bench(
+        world_size=world_size,
+        realtime=realtime,
+        backend=backend,
+        device=device,
+        timeout_s=timeout_s,
+        patience_s=patience_s,
+        probe_ns=table.meta.get("probe_ns"),
+    ) as here:
         if not here.first:
             _measure(points, here, repeats)
             return
@@ -245,4 +257,14 @@ def _print(result: dict[str, Any], output: Format) -> None:
         typer.echo("  " + "   ".join(f"{each:<32}" for each in kinds[first : first + 4]).rstrip())
     load = summary["load_average"]
     typer.echo(f"load average of the host while it ran: {load['min']:.1f} to {load['max']:.1f}")
+    typer.echo(
+        f"machine not as fast as when profiled in any run of {summary['disturbed']} of {summary['configurations']} "
+        "configurations"
+        + (
+            f"; mean |error| of the others {summary['mean_absolute_error_undisturbed']:.2%}, worst "
+            f"{summary['worst_absolute_error_undisturbed']:.2%}"
+            if 0 < summary["disturbed"] < summary["configurations"]
+            else ""
+        )
+    )
     print("predicted means computed before the run and written to predictions.json", file=sys.stderr)
