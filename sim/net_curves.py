@@ -1,8 +1,9 @@
 """Measured collectives as curves of time against message size, and what they say about hardware as described.
 
-A curve passes through what was measured (monotone cubic, PCHIP, in log time over log size). How far that can be trusted
-is found by leaving one size out at a time. Outside the measured sizes the time is held (below) or grows with the size
-(above), and is called extrapolated.
+A curve passes through what was measured (monotone cubic, PCHIP, in log time over log size), but between sizes no
+message takes longer than a larger one was measured to take: it could be sent as the larger one, so a time above that
+tells of an interruption, which its neighbours do not share. How far a curve can be trusted is found by leaving one size out at a
+time. Outside the measured sizes the time is held (below) or grows with the size (above), and is called extrapolated.
 
 Source: PCHIP, Fritsch and Butland, SIAM J. Sci. Stat. Comput. 5(2) 1984, as in scipy.interpolate.
 """
@@ -119,6 +120,7 @@ class Curve:
 
 
 def _between(sizes: Floats, times: Floats, size: float) -> float:
+    times = np.minimum.accumulate(times[::-1])[::-1]  # no longer than any larger message
     return float(np.exp(PchipInterpolator(np.log(sizes), np.log(times))(np.log(size))))
 
 

@@ -269,6 +269,13 @@ def test_a_curve_says_what_its_numbers_rest_on() -> None:
     assert found.efficiency(10_000, 5_000) == (0.5, Basis.MEASURED)
 
 
+def test_an_interrupted_measurement_does_not_spoil_its_neighbours() -> None:
+    found = curve([1024, 2048, 4096, 8192], [17_700, 7_000, 7_600, 8_000])
+    assert found.at(1024).time_ns == 17_700  # what was measured is given as measured
+    assert 7_000 <= found.at(1500).time_ns <= 7_000
+    assert abs(found.leave_one_out().error[0]) < 0.1
+
+
 def test_leaving_out_a_size_of_a_straight_line_costs_nothing() -> None:
     residuals = curve([1, 10, 100, 1000, 10_000], [7, 70, 700, 7000, 70_000]).leave_one_out()
     assert residuals.size_bytes == (10, 100, 1000)
