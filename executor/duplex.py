@@ -3,6 +3,7 @@
 gloo's own All2All sends first. Where a rank arrives later than its peer, the notice that it is ready to receive then
 queues behind the data that it sends on the same connection, and the two directions take turns: 30.8 instead of 17.2 ms
 for 4 MiB between two ranks on shaped 1 Gbit/s links (docs/validate.md). With receives first they never take turns.
+Where the link is the host's own memory it only costs: 2.7 instead of 2.1 ms for 4 MiB between two ranks.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 __all__ = ["all_to_all_duplex"]
+
+_TAG = 0
 
 
 def all_to_all_duplex(
@@ -33,9 +36,9 @@ def all_to_all_duplex(
     outgoing, incoming = torch.split(send, list(sent)), torch.split(out, list(received))
     sources = [peer for peer in ((index - step) % size for step in range(1, size)) if received[peer]]
     targets = [peer for peer in ((index + step) % size for step in range(1, size)) if sent[peer]]
-    work = [dist.irecv(incoming[peer], group=group, group_src=peer) for peer in sources]
-    work += [dist.isend(outgoing[peer], group=group, group_dst=peer) for peer in targets]
+    # the group's own methods: `dist.irecv` and `isend` do the same after checks, which take a sixth of a small exchange
+    work = [group.recv([incoming[peer]], peer, _TAG) for peer in sources]
+    work += [group.send([outgoing[peer]], peer, _TAG) for peer in targets]
     incoming[index].copy_(outgoing[index])
     for each in work:
-        assert each is not None, "this rank is in the group"
         each.wait()

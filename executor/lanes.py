@@ -106,7 +106,6 @@ class Runtime:
         rank: int = 0,
         after_op: Callable[[Op], None] | None = None,
     ) -> None:
-        self.plan = plan
         self.table = table
         self.rank = rank
         self.after_op = after_op

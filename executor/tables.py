@@ -68,11 +68,6 @@ class Layout:
     group_of: tuple[int, ...]
     num_shards: int
 
-    @property
-    def num_ids(self) -> int:
-        """Rows of all tables together."""
-        return self.groups[-1].end
-
     def table_index(self, name: str) -> int:
         """The position of a table by name.
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -131,9 +133,11 @@ class Trainer:
             RunError: if an op fails.
             ScheduleError: if the program cannot be run.
         """
-        program, table = self.prepare(steps)
+        with _no_collection():
+            program, table = self.prepare(steps)
+            plan = make_plan(program)
         self.runtime = Runtime(
-            make_plan(program),
+            plan,
             table,
             device=self.worker.device,
             rank=self.worker.rank,
@@ -210,6 +214,18 @@ class Trainer:
         for key, value in worker.model.named_parameters():
             found[f"dense.{key}"] = value.detach().cpu().clone()
         return found
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """While many objects are made that stay, collecting garbage looks at them again and again: half of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _domain_size(loop: Loop, world_size: int, domain_size: int | None) -> int:
