@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -52,6 +53,14 @@ def import_astra(path: Path, like: str = "dgx_h100") -> Cluster:
     return _astra_cluster(path, like, columns)
 
 
+def _number(value: Any) -> float:
+    """A number, also one such as 5e2, which the YAML library reads as text; NaN where there is none."""
+    try:
+        return math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        return math.nan
+
+
 def _astra_cluster(path: Path, like: str, columns: list[list[Any]]) -> Cluster:
     tiers: list[Tier] = []
     ranks, rings = 1, 0
@@ -62,12 +71,13 @@ def _astra_cluster(path: Path, like: str, columns: list[list[Any]]) -> Cluster:
             raise TopologyError(f"{path}: dimension {axis}: {unknown_name('topology', str(kind_text), known)}")
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise TopologyError(f"{path}: dimension {axis}: the number of NPUs must be 1 or more, got {count!r}")
-        if not isinstance(bandwidth, int | float) or not bandwidth > 0:
+        rate, hop_ns = _number(bandwidth), _number(latency)
+        if not (math.isfinite(rate) and rate > 0):
             raise TopologyError(f"{path}: dimension {axis}: bandwidth must be a positive number, got {bandwidth!r}")
-        if not isinstance(latency, int | float) or latency < 0:
+        if not (math.isfinite(hop_ns) and hop_ns >= 0):
             raise TopologyError(f"{path}: dimension {axis}: latency must be 0 ns or more, got {latency!r}")
         rings += kind is TierKind.TORUS
-        per_link = float(bandwidth) * GIB
+        per_link = rate * GIB
         if kind is TierKind.MESH and count > 1:
             per_link /= count - 1  # the file gives what an NPU has; it is split over its links
         ranks *= count
@@ -77,7 +87,7 @@ def _astra_cluster(path: Path, like: str, columns: list[list[Any]]) -> Cluster:
                 kind=kind,
                 ranks_per_group=ranks,
                 bandwidth_bytes_per_s=Quantity(per_link, f"{path.name}: {bandwidth} GB/s of 2^30 bytes"),
-                latency_ns=Quantity(float(latency), f"{path.name}: ns a hop"),
+                latency_ns=Quantity(hop_ns, f"{path.name}: ns a hop"),
                 oversubscription=None,
                 dimensions=(count,) if kind is TierKind.TORUS else None,
             )

@@ -71,6 +71,8 @@ def import_simai(path: Path, like: str = "dgx_h100") -> Cluster:
             raise TopologyError(
                 f"{where} must be: source destination bandwidth latency error_rate, got {' '.join(row)!r}"
             )
+        if not (row[0].isdigit() and row[1].isdigit()):
+            raise TopologyError(f"{where} must start with two node numbers, got {row[0]} {row[1]}")
         src, dst = sorted((int(row[0]), int(row[1])))
         if not 0 <= src < dst < nodes:
             raise TopologyError(f"{where} names a node outside 0..{nodes - 1}: {row[0]} {row[1]}")
@@ -87,6 +89,24 @@ def import_simai(path: Path, like: str = "dgx_h100") -> Cluster:
         raise TopologyError(f"{path}: all GPUs must have links of one speed, got {len(inner)} and {len(outer)} kinds")
     found = _simai_tiers(path, per_server, gpus, inner, outer, access, uplink, (up_rate, up_delay))
     return filled(path.stem, f"imported from SimAI ({lines[0][5]})", like, found, gpus, min(per_server, gpus))
+
+
+def _access(
+    path: Path, gpus: int, outer: Counter[tuple[float, float]], access: dict[int, list[int]]
+) -> tuple[tuple[float, float], int, int]:
+    """A GPU's access link, all its ports together; how many access switches it has; how many GPUs a switch has.
+
+    A GPU with a port on each of two switches (dual ToR) counts as one with a port of both their bandwidths.
+    """
+    below = {len(set(ranks)) for ranks in access.values()}
+    ports = Counter(rank for ranks in access.values() for rank in ranks)
+    if len(below) != 1 or len(ports) != gpus or len(set(ports.values())) != 1:
+        raise TopologyError(
+            f"{path}: every GPU must have as many access links, and every access switch as many GPUs, "
+            f"got {sorted(set(ports.values()))} links on {len(ports)} of {gpus} GPUs and {sorted(below)} GPUs"
+        )
+    (rate, delay), planes = next(iter(outer)), next(iter(ports.values()))
+    return (rate * planes, delay), planes, below.pop()
 
 
 def _simai_tiers(
@@ -117,14 +137,10 @@ def _simai_tiers(
     if inner:
         (inside,) = inner
         tiers.append(tier("nvlink", TierKind.SWITCH, per_server if per_server < gpus or access else None, inside))
-    (link,) = outer
-    below = {len(ranks) for ranks in access.values()}
-    if len(below) != 1:
-        raise TopologyError(f"{path}: access switches must have as many GPUs each, got {sorted(below)}")
-    (ports,) = below
+    link, planes, ports = _access(path, gpus, outer, access)
     spread = all(len({rank % per_server for rank in ranks}) == 1 for ranks in access.values())
     if uplink:
-        over = ports * link[0] / (max(uplink.values()) * up[0])
+        over = ports * link[0] / (planes * max(uplink[switch] for switch in access) * up[0])
         group = ports * per_server if spread else ports
         tiers.append(tier("access", TierKind.RAIL if spread else TierKind.SWITCH, group, link))
         tiers.append(tier("aggregation", TierKind.TRUNK, None, up, over))
