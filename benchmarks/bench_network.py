@@ -30,10 +30,13 @@ import simpy
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from sim.fluid import Activity, FluidSystem
-from sim.net_cases import CaseFile, evaluate_cases
+from sim.net_cases import CaseFile, _Network, _Topology, evaluate_cases
 from sim.net_classes import PairTraffic, transfer
 from sim.net_maxmin import MaxMin
-from tests.network_files import case_file, leaf_spine, star, torus
+from sim.net_program import build_plan
+from sim.net_vector import simulate_vector
+from sim.network import simulate
+from tests.network_files import case_file, leaf_spine, rail_spine, star, torus
 from topologies.cluster import load_cluster
 from topologies.fabric import Fabric
 
@@ -84,6 +87,28 @@ def exact_cases(quick: bool) -> None:
         compared = f"{known:>11.3f}{known / seconds:>7.1f}x" if known else f"{'-':>11}{'-':>8}"
         print(f"{name:<32}{found['flows']:>9}{found['rows']:>7}{seconds:>9.3f}{compared}{rss_gb():>9.2f}")
     print("CPU includes rebuilding routes, checking their hash, and the schedule; the ratio is SimGrid over ours")
+
+
+def irregular(quick: bool) -> None:
+    """Schedules without symmetry, by both solvers where the second does not take minutes; the first is what is used."""
+    print(f"\n{'irregular traffic':<52}{'flows':>9}{'CPU s':>9}{'us/flow':>9}{'all at a time':>15}")
+    small = [star(64), leaf_spine(64, 16, 2), rail_spine(64), torus(8, 8)]
+    large = [star(256), leaf_spine(256, 32, 2), rail_spine(256), torus(16, 16)]
+    kinds = [("pairwise_shift", "random"), ("pairwise_shift", "hot0"), ("hier2_local", "random"), ("direct", "hot0"),
+             ("direct", "random")]  # fmt: skip
+    for topology in small if quick else small + large:
+        network = _Network(topology["id"], msgspec.convert(topology, _Topology))
+        for algorithm, traffic in kinds:
+            if topology["P"] > 64 and algorithm == "direct":
+                continue
+            plan = build_plan(algorithm, traffic, 64 * MB, topology["P"], topology["ranks_per_node"])
+            problem = network.problem(plan)
+            seconds, (_, rows) = cpu(lambda p=problem, a=plan: simulate(p, a.flow_tag, a.node_tag), repeats=2)
+            slow, ratio = topology["P"] > 64 or rows < plan.num_flows, f"{'-':>15}"
+            if not slow:
+                ratio = f"{cpu(lambda p=problem: simulate_vector(p), repeats=1)[0] / seconds:>14.1f}x"
+            name = f"{algorithm} {traffic} {topology['id']}"
+            print(f"{name:<52}{plan.num_flows:>9}{seconds:>9.3f}{seconds / rows * 1e6:>9.1f}{ratio}")
 
 
 def class_model(quick: bool) -> None:
@@ -155,6 +180,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small sizes only")
     quick = parser.parse_args().quick
     exact_cases(quick)
+    irregular(quick)
     class_model(quick)
     resolves()
     fluid(quick)

@@ -17,7 +17,7 @@ import numpy as np
 
 from nestpipe.errors import CaseError, TopologyError, unknown_name
 from sim.net_problem import Floats, FlowProblem
-from sim.net_program import Plan, build_plan
+from sim.net_program import Plan, build_plan, check_names
 from sim.net_routes import Graph, IntArray, build_routes, check_walks, pad_routes
 from sim.network import Measured, flow_problem, measure
 
@@ -26,6 +26,7 @@ __all__ = ["CaseFile", "evaluate_cases", "read_cases"]
 FORMAT = "network-oracle-1"
 DEFAULT_DRAWS = 21
 MAX_RANKS = 8192
+MAX_BYTES = 10**15  # a thousand times as much must fit into 64 bits
 
 
 class _Link(msgspec.Struct):
@@ -62,6 +63,8 @@ class _BasicFlow(msgspec.Struct):
     bytes: float
     start: float
     path: list[int]
+    src: Any = None
+    dst: Any = None
 
 
 class _Basic(msgspec.Struct):
@@ -118,13 +121,6 @@ class _Network:
         self.topology = topology
         self.world_size = topology.ranks
         where = f"topologies.{name}"
-        if not 1 <= self.world_size <= MAX_RANKS:
-            raise TopologyError(
-                f"{where}.P must be 1 to {MAX_RANKS:,} ranks for the flow-level solver, got {self.world_size:,}; "
-                f"use the class model (nestpipe simulate --topology) for more"
-            )
-        if len(topology.hosts) != self.world_size:
-            raise TopologyError(f"{where}.hosts must name {self.world_size} hosts, got {len(topology.hosts)}")
         self.capacity, self.latency = _link_arrays(topology.links, where)
         graph = Graph(
             name=where,
@@ -159,11 +155,28 @@ class _Network:
         )
 
 
+def _check_case(case: _Case, topology: _Topology) -> None:
+    """Refuses what cannot be run, before anything is."""
+    where = f"topologies.{case.topology}"
+    if not 1 <= topology.ranks <= MAX_RANKS:
+        raise TopologyError(
+            f"{where}.P must be 1 to {MAX_RANKS:,} ranks for the flow-level solver, got {topology.ranks:,}; "
+            f"use the class model (nestpipe simulate --topology) for more"
+        )
+    if len(topology.hosts) != topology.ranks:
+        raise TopologyError(f"{where}.hosts must name {topology.ranks} hosts, got {len(topology.hosts)}")
+    where = f"case {case.id}"
+    if case.ranks != topology.ranks:
+        raise CaseError(f"{where}: P is {case.ranks}, but {case.topology} has {topology.ranks} ranks")
+    if not 0 <= case.size_bytes <= MAX_BYTES:
+        raise CaseError(f"{where}: S_bytes_per_rank must be 0 to {MAX_BYTES:,}, got {case.size_bytes:,}")
+    try:
+        check_names(case.algorithm, case.traffic, case.ranks, topology.ranks_per_node)
+    except CaseError as error:
+        raise CaseError(f"{where}: {error}") from None
+
+
 def _run_case(case: _Case, network: _Network, num_draws: int) -> Measured:
-    if case.ranks != network.world_size:
-        raise CaseError(f"case {case.id}: P is {case.ranks}, but {case.topology} has {network.world_size} ranks")
-    if case.size_bytes < 0:
-        raise CaseError(f"case {case.id}: S_bytes_per_rank must be 0 or more, got {case.size_bytes}")
     plan = build_plan(case.algorithm, case.traffic, case.size_bytes, case.ranks, network.topology.ranks_per_node)
     total = int(plan.size_bytes.sum())
     if case.flows not in (None, plan.num_flows) or case.bytes_total not in (None, total):
@@ -176,23 +189,32 @@ def _run_case(case: _Case, network: _Network, num_draws: int) -> Measured:
     return measure(problem, plan.flow_tag, plan.node_tag, num_draws=num_draws, local=not plan.barriers_only)
 
 
+def _basic_routes(basic: _Basic, where: str) -> IntArray:
+    """Links of each flow, padded; a flow to itself has none."""
+    count = len(basic.links)
+    width = max((len(flow.path) for flow in basic.flows), default=1)
+    routes = np.full((len(basic.flows), max(width, 1)), count, dtype=np.int32)
+    for number, flow in enumerate(basic.flows):
+        at = f"{where}: flows[{number}]"
+        if not all(0 <= link < count for link in flow.path):
+            raise CaseError(f"{at}.path names a link outside 0..{count - 1}: {flow.path}")
+        for name, value in (("bytes", flow.bytes), ("start", flow.start)):
+            if not (np.isfinite(value) and value >= 0):
+                raise CaseError(f"{at}.{name} must be 0 or more, got {value:g}")
+        if not flow.path and flow.bytes and flow.src != flow.dst:
+            raise CaseError(f"{at}.path is empty; a flow from {flow.src!r} to {flow.dst!r} needs a link or more")
+        routes[number, : len(flow.path)] = flow.path
+    return routes
+
+
 def _run_basic(basic: _Basic) -> list[float]:
     where = f"basic case {basic.id}"
     capacity, latency = _link_arrays(basic.links, where)
-    width = max((len(flow.path) for flow in basic.flows), default=1)
-    routes = np.full((len(basic.flows), max(width, 1)), len(basic.links), dtype=np.int32)
-    for number, flow in enumerate(basic.flows):
-        if not all(0 <= link < len(basic.links) for link in flow.path):
-            raise CaseError(
-                f"{where}: flows[{number}].path names a link outside 0..{len(basic.links) - 1}: {flow.path}"
-            )
-        if flow.bytes < 0 or flow.start < 0:
-            raise CaseError(f"{where}: flows[{number}] must have bytes and start of 0 or more")
-        routes[number, : len(flow.path)] = flow.path
+    routes = _basic_routes(basic, where)
     size = np.array([flow.bytes for flow in basic.flows], dtype=np.float64)
     delay = np.array([flow.start for flow in basic.flows]) + latency[routes].sum(axis=1)
     finish = delay.copy()
-    moving = np.flatnonzero(size > 0)
+    moving = np.flatnonzero((size > 0) & (routes[:, 0] < len(capacity)))
     problem = flow_problem(routes=routes[moving], capacity=capacity, size=size[moving], delay=delay[moving])
     tags = np.zeros(len(moving), dtype=np.int64)
     finish[moving] = measure(problem, tags, np.zeros(1, dtype=np.int64), num_draws=0, local=False).finish_s
@@ -215,7 +237,11 @@ def evaluate_cases(
 
     Returns:
         `cases`: id, completion_time_s, wall_s (time to rebuild the schedule and simulate), and for what it is worth
-        flows, rows (after merging equal flows), sensitivity_rel, draws_s; `basic_cases`: id, finish_s in file order.
+        flows, rows (after merging equal flows), chaos (see `sim.network.Chaos`), sensitivity_rel, draws_s;
+        `basic_cases`: id, finish_s in file order.
+
+    Raises:
+        CaseError: no case is wanted, or one cannot be run; those that show before running do so before any runs.
     """
 
     def wanted(name: str) -> bool:
@@ -225,6 +251,8 @@ def evaluate_cases(
     basic = [case for case in file.basic_cases if wanted(case.id)]
     if only is not None and not cases and not basic:
         raise CaseError(f"no case matches {only!r}; the file has {len(file.cases) + len(file.basic_cases)} cases")
+    for case in cases:
+        _check_case(case, file.topologies[case.topology])
     return {
         "cases": list(_evaluated(file, cases, num_draws, progress)),
         "basic_cases": [{"id": case.id, "finish_s": _run_basic(case)} for case in basic],
@@ -249,6 +277,7 @@ def _evaluated(
             "wall_s": time.perf_counter() - start,
             "flows": len(found.finish_s),
             "rows": found.num_rows,
+            "chaos": found.chaos.value,
             "sensitivity_rel": found.sensitivity,
             "draws_s": list(found.draws),
         }

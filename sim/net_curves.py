@@ -2,8 +2,9 @@
 
 A curve passes through what was measured (monotone cubic, PCHIP, in log time over log size), but between sizes no
 message takes longer than a larger one was measured to take: it could be sent as the larger one, so a time above that
-tells of an interruption, which its neighbours do not share. How far a curve can be trusted is found by leaving one size out at a
-time. Outside the measured sizes the time is held (below) or grows with the size (above), and is called extrapolated.
+tells of an interruption, which its neighbours do not share. How far a curve can be trusted is found by leaving one size
+out at a time. Outside the measured sizes the time is held (below) or grows with the size (above), and is called
+extrapolated.
 
 Source: PCHIP, Fritsch and Butland, SIAM J. Sci. Stat. Comput. 5(2) 1984, as in scipy.interpolate.
 """

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from nestpipe.errors import CaseError, unknown_name
 
-__all__ = ["ALGORITHMS", "TRAFFIC", "Plan", "build_plan", "traffic_matrix"]
+__all__ = ["ALGORITHMS", "TRAFFIC", "Plan", "build_plan", "check_names", "traffic_matrix"]
 
 Ints = NDArray[np.int64]
 
@@ -87,8 +87,6 @@ def traffic_matrix(rule: str, size_bytes: int, world_size: int) -> Ints:
     >>> traffic_matrix("hot0", 100, 3).tolist()
     [[0, 25, 25], [50, 0, 25], [50, 25, 0]]
     """
-    if rule not in TRAFFIC:
-        raise CaseError(unknown_name("traffic rule", rule, TRAFFIC))
     table = TRAFFIC[rule](size_bytes, world_size)
     np.fill_diagonal(table, 0)
     return table
@@ -183,15 +181,11 @@ def _shift_barrier(table: Ints, group: int) -> Plan:
 
 def _xor(table: Ints, group: int) -> Plan:
     del group
-    if len(table) & (len(table) - 1):
-        raise CaseError(f"pairwise_xor needs a power of two of ranks, got {len(table)}; use pairwise_shift")
     return _rounds(table, lambda r, rank: rank ^ r, barrier=False)
 
 
 def _two_level(table: Ints, group: int, barrier: bool) -> Plan:
     world_size = len(table)
-    if group < 1 or world_size % group:
-        raise CaseError(f"ranks_per_node must divide {world_size} ranks, got {group}")
     nodes = world_size // group
     by_node = table.reshape(nodes, group, nodes, group)
     inside = by_node.sum(axis=2)  # (node, local source, local destination)
@@ -254,8 +248,6 @@ def _ring_allreduce(size_bytes: int, world_size: int, group: int) -> Plan:
 
 
 def _hier_ring_allreduce(size_bytes: int, world_size: int, group: int) -> Plan:
-    if group < 1 or world_size % group:
-        raise CaseError(f"ranks_per_node must divide {world_size} ranks, got {group}")
     nodes = world_size // group
     rank = np.arange(world_size)
     inner = rank // group * group + (rank % group + 1) % group
@@ -291,10 +283,29 @@ def build_plan(algorithm: str, traffic: str | None, size_bytes: int, world_size:
         size_bytes: S of the traffic and algorithm rules, bytes per rank
         group: ranks per node of the two-level algorithms
     """
+    check_names(algorithm, traffic, world_size, group)
     if algorithm in _RINGS:
         return _RINGS[algorithm](size_bytes, world_size, group)
-    if algorithm not in ALGORITHMS:
-        raise CaseError(unknown_name("algorithm", algorithm, [*ALGORITHMS, *_RINGS]))
-    if traffic is None:
-        raise CaseError(f"algorithm {algorithm!r} needs a traffic rule; expected one of {', '.join(sorted(TRAFFIC))}")
+    assert traffic is not None
     return ALGORITHMS[algorithm](traffic_matrix(traffic, size_bytes, world_size), group)
+
+
+def check_names(algorithm: str, traffic: str | None, world_size: int, group: int) -> None:
+    """Refuses an unknown algorithm or traffic rule, and ranks that an algorithm cannot take.
+
+    Raises:
+        CaseError: names the field of a case file.
+    """
+    if algorithm not in ALGORITHMS and algorithm not in _RINGS:
+        raise CaseError(f"algorithm: {unknown_name('algorithm', algorithm, [*ALGORITHMS, *_RINGS])}")
+    if algorithm in ALGORITHMS:
+        if traffic is None:
+            raise CaseError(
+                f"traffic: algorithm {algorithm!r} needs a rule; expected one of {', '.join(sorted(TRAFFIC))}"
+            )
+        if traffic not in TRAFFIC:
+            raise CaseError(f"traffic: {unknown_name('traffic rule', traffic, TRAFFIC)}")
+    if algorithm == "pairwise_xor" and world_size & (world_size - 1):
+        raise CaseError(f"P: pairwise_xor needs a power of two of ranks, got {world_size}; use pairwise_shift")
+    if algorithm.startswith("hier") and (group < 1 or world_size % group):
+        raise CaseError(f"ranks_per_node must divide {world_size} ranks, got {group}")

@@ -10,9 +10,12 @@ noise can grow until the completion time moves by per cent; then the median of a
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
 from nestpipe.errors import CaseError
 from sim.net_events import simulate_events
@@ -20,14 +23,23 @@ from sim.net_fold import fold
 from sim.net_problem import Floats, FlowProblem, Ints
 from sim.net_vector import simulate_vector
 
-__all__ = ["FlowProblem", "Measured", "flow_problem", "measure", "run_rows", "simulate"]
+__all__ = ["Chaos", "FlowProblem", "Measured", "flow_problem", "measure", "run_rows", "simulate"]
 
 CHAOTIC_ABOVE = 1e-6  # relative change of the completion time under a relative change of 1e-9 of the bandwidths
 PERTURBATION = 1e-9
-MAX_FLOWS_DRAWN = 70_000
+MAX_FLOWS_DRAWN = 300_000
+MAX_FLOWS_UNFOLDED = 70_000  # of a case that symmetry makes small, as a perturbed run has no symmetry
 FLOWS_DRAWN_IN_ALL = 200_000
-_CROWDED = 5.0
-_MANY = 200
+_MANY, _CROWDED, _SHORT, _WIDE = 200, 8.0, 3.0, 48  # flows, flows per link, links per route, links that hang together
+
+
+class Chaos(StrEnum):
+    """Whether rounding noise can move an answer: `IMPOSSIBLE` where ranks never go on by themselves."""
+
+    IMPOSSIBLE = "impossible"
+    CALM = "calm"
+    CHAOTIC = "chaotic"
+    NOT_TRIED = "not tried"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +51,7 @@ class Measured:
         finish_s: end of each flow of the unperturbed run
         num_rows: rows left after merging equal flows
         sensitivity: relative change of the completion time under a change of 1e-9 of the bandwidths, None if not tried
+        chaos: what that says; not tried for very many flows, as a run for each draw would take long
         draws: completion times of perturbed runs, s
     """
 
@@ -46,6 +59,7 @@ class Measured:
     finish_s: Floats
     num_rows: int
     sensitivity: float | None
+    chaos: Chaos
     draws: tuple[float, ...]
 
 
@@ -102,14 +116,29 @@ def run_rows(problem: FlowProblem) -> Floats:
 
 
 def _run(problem: FlowProblem, flow_tag: Ints) -> Floats:
-    """The solver that suits how many flows move at a time, and how many share a link."""
+    """The solver that suits: link by link, or all flows at a time where a change reaches most of them."""
     stage = np.flatnonzero(flow_tag == np.bincount(flow_tag).argmax())
-    links = problem.routes[stage]
-    links = links[links < len(problem.capacity)]
-    crowd = len(links) / max(len(np.unique(links)), 1)
-    if len(stage) > _MANY and crowd > _CROWDED:
-        return simulate_vector(problem)
-    return simulate_events(problem)
+    return simulate_vector(problem) if _is_dense(problem, stage) else simulate_events(problem)
+
+
+def _is_dense(problem: FlowProblem, stage: Ints) -> bool:
+    """Whether a change among the flows of a stage reaches so much that taking all of them at a time costs less.
+
+    So it is where many flows on short routes tie many links together; on long routes few links hold anybody back.
+    A wrong choice costs a factor of two or three (`benchmarks/bench_network.py`).
+    """
+    if len(stage) <= _MANY:
+        return False
+    count = len(problem.capacity)
+    routes = problem.routes[stage].T
+    used = np.bincount(routes.ravel(), minlength=count + 1)[:count]
+    if used.sum() > _SHORT * len(stage) or used.sum() <= _CROWDED * np.count_nonzero(used):
+        return False
+    first = np.broadcast_to(routes[0], routes.shape)
+    there = routes < count
+    joined = coo_array((np.ones(int(there.sum())), (first[there], routes[there])), shape=(count, count))
+    part = connected_components(joined, directed=False)[1]
+    return int(np.bincount(part[used > 0]).max()) > max(_WIDE, np.count_nonzero(used) / 2)
 
 
 def measure(problem: FlowProblem, flow_tag: Ints, node_tag: Ints, *, num_draws: int, local: bool) -> Measured:
@@ -121,8 +150,12 @@ def measure(problem: FlowProblem, flow_tag: Ints, node_tag: Ints, *, num_draws: 
     """
     finish, rows = simulate(problem, flow_tag, node_tag)
     completion = float(finish.max(initial=0.0))
-    if not local or not num_draws or problem.num_flows > MAX_FLOWS_DRAWN:
-        return Measured(completion_s=completion, finish_s=finish, num_rows=rows, sensitivity=None, draws=())
+    most = MAX_FLOWS_DRAWN if rows == problem.num_flows else MAX_FLOWS_UNFOLDED
+    if not local or not num_draws or not completion or problem.num_flows > most:
+        tried = Chaos.IMPOSSIBLE if not local or not completion else Chaos.NOT_TRIED
+        return Measured(
+            completion_s=completion, finish_s=finish, num_rows=rows, sensitivity=None, chaos=tried, draws=()
+        )
     draws: list[float] = []
     num_draws = min(num_draws, max(3, FLOWS_DRAWN_IN_ALL // problem.num_flows))
     for seed in range(num_draws):
@@ -133,7 +166,12 @@ def measure(problem: FlowProblem, flow_tag: Ints, node_tag: Ints, *, num_draws: 
     if sensitivity > CHAOTIC_ABOVE:
         completion = float(np.median(draws))
     return Measured(
-        completion_s=completion, finish_s=finish, num_rows=rows, sensitivity=sensitivity, draws=tuple(draws)
+        completion_s=completion,
+        finish_s=finish,
+        num_rows=rows,
+        sensitivity=sensitivity,
+        chaos=Chaos.CHAOTIC if sensitivity > CHAOTIC_ABOVE else Chaos.CALM,
+        draws=tuple(draws),
     )
 
 

@@ -255,6 +255,40 @@ def test_basic_cases_pay_latency_once_and_share_fairly(tmp_path: Path) -> None:
     assert found == {"cases": [], "basic_cases": [{"id": "x", "finish_s": [3.5, 3.0, 4.0]}]}
 
 
+def test_a_flow_to_itself_takes_no_time_and_one_without_a_path_is_refused(tmp_path: Path) -> None:
+    link = {"id": 0, "src": "a", "dst": "b", "bandwidth": 100.0, "latency": 1.0}
+    flow = {"src": "a", "dst": "a", "bytes": 100, "start": 2.0, "path": []}
+    content = {"format": "network-oracle-1", "basic_cases": [{"id": "x", "links": [link], "flows": [flow]}]}
+    assert evaluate_cases(read_cases(write(tmp_path, content)))["basic_cases"] == [{"id": "x", "finish_s": [2.0]}]
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"dst": "b"}, r"x: flows\[0\].path is empty"),
+        ({"bytes": -1}, r"flows\[0\].bytes"),
+        ({"path": [1]}, r"names a link outside 0..0"),
+        ({"start": -1}, r"flows\[0\].start"),
+    ]
+    for change, message in wrong:
+        content["basic_cases"][0]["flows"] = [flow | change]
+        with pytest.raises(CaseError, match=message):
+            evaluate_cases(read_cases(write(tmp_path, content)))
+
+
+def test_a_route_may_cross_a_link_twice() -> None:
+    twice = np.array([[0, 0, 1], [0, 1, 2]], dtype=np.int32)
+    ends = [
+        solver(flow_problem(routes=twice, capacity=np.array([3.0, 9.0]), size=np.array([1.0, 1.0]), delay=np.zeros(2)))
+        for solver in (simulate_events, simulate_vector)
+    ]
+    assert ends[0] == pytest.approx(ends[1], rel=1e-12)
+    assert ends[0] == pytest.approx([1.0, 1.0])
+
+
+def test_many_flows_that_start_together_in_rounds_agree_in_both_solvers() -> None:
+    """Enough flows for the path that solves from nothing, ties included."""
+    for traffic in ("uniform", "hot0", "random"):
+        whole, _ = problem(torus(8, 8), "hier2_local", traffic, 5 * MB)
+        assert simulate_events(whole) == pytest.approx(simulate_vector(whole), rel=1e-9)
+
+
 def test_answers_in_a_file_are_not_read(tmp_path: Path) -> None:
     content = case_file((star(8), "direct", "uniform", MB))
     right = completion(tmp_path, content)
@@ -281,6 +315,14 @@ def _broken(change: str) -> dict[str, Any]:
         case["traffic"] = "unform"
     elif change == "flows":
         case["flows"] = 7
+    elif change == "size":
+        case["S_bytes_per_rank"] = 10**19
+    elif change == "group":
+        case["algorithm"], topology["ranks_per_node"] = "hier2_local", 3
+    elif change == "power":
+        content = case_file((star(6), "pairwise_xor", "uniform", MB))
+    elif change == "no rule":
+        case["traffic"] = None
     elif change == "topology":
         case["topology"] = "star_9"
     elif change == "ranks":
@@ -299,6 +341,10 @@ def _broken(change: str) -> dict[str, Any]:
         ("algorithm", "did you mean 'direct'"),
         ("traffic", "did you mean 'uniform'"),
         ("flows", "the file says 7 flows"),
+        ("size", r"S_bytes_per_rank|out of range|int"),
+        ("group", r"case direct__uniform__star_8: ranks_per_node must divide 8 ranks, got 3"),
+        ("power", r"case pairwise_xor__uniform__star_6: P: pairwise_xor needs a power of two"),
+        ("no rule", r"case direct__uniform__star_8: traffic: .* needs a rule"),
         ("topology", "unknown topology 'star_9'"),
         ("ranks", "must be 1 to"),
     ],

@@ -51,7 +51,10 @@ def network(
     width = max((len(case["id"]) for case in [*found["cases"], *found["basic_cases"]]), default=4)
     typer.echo(f"{'case':<{width}} {'completion_s':>14} {'flows':>9} {'rows':>9} {'wall_s':>9}  note")
     for case in found["cases"]:
-        note = f"chaotic: median of {len(case['draws_s'])} draws" if len(case["draws_s"]) > 1 else ""
+        note = {
+            "chaotic": f"chaotic: median of {len(case['draws_s'])} draws",
+            "not tried": "not tried whether it is chaotic",
+        }.get(case["chaos"], "")
         typer.echo(
             f"{case['id']:<{width}} {case['completion_time_s']:>14.9g} {case['flows']:>9} {case['rows']:>9} "
             f"{case['wall_s']:>9.4f}  {note}".rstrip()
