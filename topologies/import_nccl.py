@@ -24,15 +24,22 @@ _LANE_BYTES_PER_S = {  # PCI-SIG: GT/s to bytes/s of one lane after 8b/10b or 12
 }
 
 
-def _pcie_rate(element: ElementTree.Element, where: str) -> float:
-    """Bytes per second of a device's PCIe link: GT/s per lane times lanes, less coding."""
-    speed, width = element.get("link_speed", ""), element.get("link_width", "")
-    match = re.match(r"\s*([0-9.]+)\s*GT/s", speed)
-    if match is None or not width.isdigit() or float(match[1]) not in _LANE_BYTES_PER_S:
+_UNSET_GT_PER_S, _UNSET_LANES = 8.0, 16  # NCCL src/graph/topo.cc: what it takes where a file or VM does not say
+
+
+def _pcie_rate(element: ElementTree.Element, where: str) -> tuple[float, str]:
+    """Bytes per second of a device's PCIe link, GT/s per lane times lanes less coding, and what was assumed."""
+    speed, width = element.get("link_speed", "").strip(), element.get("link_width", "").strip()
+    unset = [name for name, text in (("link_speed", speed), ("link_width", width)) if text in ("", "0", "Unknown")]
+    match = re.match(r"([0-9]+(?:\.[0-9]+)?)\s*GT/s", speed)
+    rate = _UNSET_GT_PER_S if "link_speed" in unset else float(match[1]) if match else 0.0
+    lanes = _UNSET_LANES if "link_width" in unset else int(width) if width.isdigit() else 0
+    if rate not in _LANE_BYTES_PER_S or not lanes:
         raise TopologyError(
             f"{where}: link_speed must be such as '16 GT/s' and link_width lanes, got {speed!r}, {width!r}"
         )
-    return _LANE_BYTES_PER_S[float(match[1])] * int(width)
+    assumed = f"assumed: no {' and '.join(unset)}, PCIe 3.0 x16 as NCCL does; " if unset else ""
+    return _LANE_BYTES_PER_S[rate] * lanes, assumed
 
 
 def import_nccl(path: Path, like: str = "dgx_h100") -> Cluster:
@@ -53,14 +60,14 @@ def import_nccl(path: Path, like: str = "dgx_h100") -> Cluster:
     if not gpus:
         raise TopologyError(f"{path}: no GPU found: no <pci> of class 0x0302.. or 0x1200..")
     where = f"{path}: GPU {gpus[0].get('busid')}"
-    lane = _pcie_rate(gpus[0], where)
+    lane, assumed = _pcie_rate(gpus[0], where)
     switches = [
         sum(child in gpus for child in e.iter("pci")) for e in root.iter("pci") if e.get("class", "")[:6] == "0x0604"
     ]
     shared = max([n for n in switches if n and len(gpus) % n == 0], default=1)
     base = load_cluster(like)
     links = [e for e in root.iter() if e.tag in ("xgmi", "nvlink")]
-    name, source = path.stem, f"{path.name}: link_speed x link_width, less coding"
+    name, source = path.stem, f"{assumed}{path.name}: link_speed x link_width, less coding"
     tier = base.tiers[0]
     if any(e.tag == "xgmi" for e in links) and len(links) == len(gpus) * (len(gpus) - 1):
         rate = Quantity(64e9, "AMD MI300X datasheet: 128 GB/s a link over two directions; the file has no speed")

@@ -66,17 +66,7 @@ def import_simai(path: Path, like: str = "dgx_h100") -> Cluster:
     access: dict[int, list[int]] = {}
     up_rate, up_delay = 0.0, 0.0
     for number, row in enumerate(lines[2:], start=3):
-        where = f"{path}: link line {number}"
-        if len(row) != 5:
-            raise TopologyError(
-                f"{where} must be: source destination bandwidth latency error_rate, got {' '.join(row)!r}"
-            )
-        if not (row[0].isdigit() and row[1].isdigit()):
-            raise TopologyError(f"{where} must start with two node numbers, got {row[0]} {row[1]}")
-        src, dst = sorted((int(row[0]), int(row[1])))
-        if not 0 <= src < dst < nodes:
-            raise TopologyError(f"{where} names a node outside 0..{nodes - 1}: {row[0]} {row[1]}")
-        rate, delay = _rate(row[2], where), _delay_ns(row[3], where)
+        src, dst, rate, delay = _link(row, nodes, f"{path}: link line {number}")
         if src >= gpus:
             uplink[src] += 1
             up_rate, up_delay = rate, delay
@@ -89,6 +79,18 @@ def import_simai(path: Path, like: str = "dgx_h100") -> Cluster:
         raise TopologyError(f"{path}: all GPUs must have links of one speed, got {len(inner)} and {len(outer)} kinds")
     found = _simai_tiers(path, per_server, gpus, inner, outer, access, uplink, (up_rate, up_delay))
     return filled(path.stem, f"imported from SimAI ({lines[0][5]})", like, found, gpus, min(per_server, gpus))
+
+
+def _link(row: list[str], nodes: int, where: str) -> tuple[int, int, float, float]:
+    """Lower and higher node of a link, its bytes/s and its latency in ns."""
+    if len(row) != 5:
+        raise TopologyError(f"{where} must be: source destination bandwidth latency error_rate, got {' '.join(row)!r}")
+    if not (row[0].isdigit() and row[1].isdigit()):
+        raise TopologyError(f"{where} must start with two node numbers, got {row[0]} {row[1]}")
+    src, dst = sorted((int(row[0]), int(row[1])))
+    if not 0 <= src < dst < nodes:
+        raise TopologyError(f"{where} names a node outside 0..{nodes - 1}: {row[0]} {row[1]}")
+    return src, dst, _rate(row[2], where), _delay_ns(row[3], where)
 
 
 def _access(
