@@ -19,6 +19,7 @@ from sim.net_cases import CaseFile, evaluate_cases, read_cases
 from sim.net_events import simulate_events
 from sim.net_fold import fold
 from sim.net_levels import fill
+from sim.net_links import Links
 from sim.net_maxmin import MaxMin
 from sim.net_problem import FlowProblem
 from sim.net_program import build_plan, traffic_matrix
@@ -280,6 +281,17 @@ def test_a_route_may_cross_a_link_twice() -> None:
     ]
     assert ends[0] == pytest.approx(ends[1], rel=1e-12)
     assert ends[0] == pytest.approx([1.0, 1.0])
+
+
+def test_a_change_costs_what_it_reaches_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight nodes that share nothing in the first phase, and eight rails in the second: a few links per event."""
+    made: list[Links] = []
+    monkeypatch.setattr("sim.net_events.Links", lambda whole: made.append(Links(whole)) or made[-1])
+    whole, _ = problem(rail_spine(64), "hier2_local", "random", 64 * MB)
+    simulate_events(whole)
+    assert made[0].looks < 10 * whole.num_flows
+    assert made[0].pairs < 40 * whole.num_flows
+    assert made[0].moves < 5 * whole.num_flows
 
 
 def test_many_flows_that_start_together_in_rounds_agree_in_both_solvers() -> None:
