@@ -30,8 +30,7 @@ __all__ = ["SEED", "Plan", "full_plan", "measure_costs", "quick_plan", "undistur
 
 #: The seed of the keys that are profiled; validation must not use it.
 SEED: Final = 101
-_PAIR: Final = (640, 128, 4)
-_COMPUTING: Final = "forward and backward with all_to_all[rows]"
+_PAIR: Final = (256, 64, 4)
 _WARM_UP: Final = 2
 
 #: Runs configurations at a link rate (bit/s) and returns their spans, as `executor.profile_driver.run_on_testbed` does.
@@ -154,7 +153,7 @@ def measure_costs(
         "repeatability_cv": _repeatability(runs),
         "interference": interference,
         "collective_cores": _collective_cores(interference, world_size, cores),
-        "transfer_core_ns_per_byte": _transfer_core_ns_per_byte(pairs, plan, world_size, cores),
+        "transfer_cores": _transfer_cores(interference),
         "configurations": [
             {**asdict(config), "schedule": "serial"} for config in (*plan.configs(), *_pair_configs(plan)[:1])
         ],
@@ -239,34 +238,14 @@ def _collective_cores(interference: Sequence[Mapping[str, Any]], world_size: int
     return float(min(max(np.mean(slow), 0.0) * cores / (2 * world_size), 1.0)) if slow else 1.0
 
 
-def _transfer_core_ns_per_byte(pairs: pd.DataFrame, plan: Plan, world_size: int, cores: int) -> float:
-    """Time of a core that a byte on a wire takes: what computing for real lost while rows were on their way.
-
-    A rank that computes on one of `cores` bears its share of what the bytes take that all ranks send meanwhile.
-    """
-    if None not in plan.devices or cores < world_size:
-        return 0.0  # nothing computes for real, or ranks queue for cores anyway
-    first = plan.devices.index(None) * (len(PAIRS) + 1)
-    alone, together = (_steady(pairs, first + number) for number in (0, 1 + list(PAIRS).index(_COMPUTING)))
-    usual_ns = (alone["end_ns"] - alone["start_ns"]).groupby(alone["kind"]).mean()
-    computing = together[together["kind"].isin((OpKind.FORWARD.value, OpKind.BACKWARD.value))]
-    began_ns, ended_ns = (computing[name].to_numpy(dtype=np.int64) for name in ("start_ns", "end_ns"))
-    extra_ns = ended_ns - began_ns - computing["kind"].map(usual_ns).to_numpy(dtype=np.float64)
-    sizes = sizes_of_run(_pair_configs(plan)[first], world_size)
-    moving = together[together["kind"] == OpKind.ALL_TO_ALL_ROWS.value].groupby(["batch", "micro_batch"])
-    moved = 0.0
-    for _, spans in moving:
-        start_ns, end_ns = int(spans["start_ns"].max()), int(spans["end_ns"].max())
-        inside_ns = np.maximum(np.minimum(ended_ns, end_ns) - np.maximum(began_ns, start_ns), 0)
-        name = (OpKind.ALL_TO_ALL_ROWS, int(spans["batch"].iloc[0]), int(spans["micro_batch"].iloc[0]))
-        num_bytes = float(sizes.traffic[name].sum())
-        moved += num_bytes * float(inside_ns.sum()) / max(end_ns - start_ns, 1)
-    return max(float(extra_ns.sum()), 0.0) * cores / moved if moved else 0.0
-
-
-def _steady(pairs: pd.DataFrame, run: int) -> pd.DataFrame:
-    frame = pairs[(pairs["run"] == run) & (pairs["batch"] >= _WARM_UP)]
-    return frame.astype({"kind": str})
+def _transfer_cores(interference: Sequence[Mapping[str, Any]]) -> float:
+    """Cores that a flow takes at full rate: what computing lost while rows were on their way, where that is real."""
+    slow = [
+        row["slowdown"] - 1.0
+        for row in interference
+        if row["compute"] == "real" and row["pair"].startswith("forward and backward with") and row["kind"] == "forward"
+    ]
+    return float(max(np.mean(slow), 0.0)) if slow else 0.0
 
 
 def _times(frame: pd.DataFrame) -> dict[OpKind, float]:

@@ -20,7 +20,6 @@ import pandas as pd
 import torch
 
 from executor.data import Feature
-from executor.lanes import Cost, Implementation, OpTable
 from executor.models import DLRM
 from executor.optimizers import OptimizerKind, sparse_optimizer
 from executor.profile_sizes import RunSizes, size_run
@@ -28,13 +27,11 @@ from executor.recorder import gather_timeline
 from executor.sources import SyntheticSource
 from executor.tables import Layout, TableSpec, make_layout
 from executor.testbed_emulate import EmulatedDevice, emulating, fine_timers
-from executor.testbed_launch import realtime_priority, set_realtime_priority
 from executor.testbed_probe import SpeedGate
 from executor.trainer import Settings, Trainer, Wrap
-from executor.worker import Worker
 from executor.world import World, join_world
 from nestpipe.errors import CaseError
-from nestpipe.ir import COLLECTIVES, Loop, Op, Program, with_micro_batches
+from nestpipe.ir import Loop, with_micro_batches
 from nestpipe.schedules import load
 from nestpipe.text import parse
 
@@ -191,30 +188,9 @@ def run_configs(
 
 def _run_config(world: World, config: RunConfig) -> pd.DataFrame:
     wraps: list[Wrap] = [] if config.device is None else [partial(emulating, config.device)]
-    wraps.append(_communication_first)
     trainer = Trainer(world, loop_of(config), _model(config), _source(config), Settings(), wraps=wraps)
     trainer.run(config.steps)
     return gather_timeline(trainer).frame()
-
-
-def _communication_first(table: OpTable, worker: Worker, program: Program) -> OpTable:  # noqa: ARG001
-    """In real time, every collective at the priority of this thread, as gloo's own threads are, and local ops below it.
-
-    Else a lane that computes keeps its core until its op is done, and a transfer that needs a few microseconds of it
-    stands still that long. The table stays as it is where this thread is not in real time. A `Wrap` of the trainer.
-    """
-    own = realtime_priority()
-
-    def at(priority: int, implementation: Implementation) -> Implementation:
-        def run(op: Op) -> Cost:
-            set_realtime_priority(priority)
-            return implementation(op)
-
-        return run
-
-    if own < 2:
-        return table
-    return {kind: at(own if kind in COLLECTIVES else own - 1, function) for kind, function in table.items()}
 
 
 def write_job(path: Path, configs: Sequence[RunConfig], out: Path, **options: object) -> None:

@@ -10,7 +10,6 @@ import ctypes
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,26 +21,12 @@ from typing import IO, Final
 
 from executor.testbed import INTERFACE, Testbed, TestbedError
 
-__all__ = ["RankResult", "launch", "rank_environment", "realtime_priority", "set_realtime_priority"]
+__all__ = ["RankResult", "launch", "rank_environment"]
 
 _PORT: Final = 29_500
-#: Of ranks that run in real time; above 1, so that a rank can put its local ops below its communication.
-REALTIME_PRIORITY: Final = 2
 _POLL_S: Final = 0.02
 _PR_SET_PDEATHSIG: Final = 1
 _TAIL_LINES: Final = 15
-
-
-def realtime_priority() -> int:
-    """The real-time priority (SCHED_RR) of this thread, 0 where it is not in real time."""
-    if sys.platform != "linux" or os.sched_getscheduler(0) != os.SCHED_RR:
-        return 0
-    return os.sched_getparam(0).sched_priority
-
-
-def set_realtime_priority(priority: int) -> None:
-    """Run this thread, and those that it starts, in real time (SCHED_RR); needs root."""
-    os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(priority))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +138,7 @@ def _start(
     def prepare() -> None:
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if realtime:
-            set_realtime_priority(REALTIME_PRIORITY)
+            os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
 
     process = subprocess.Popen(
         ["ip", "netns", "exec", bed.namespace(rank), *command],

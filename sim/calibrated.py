@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,8 +31,6 @@ from traces.cost_table import CostFit
 __all__ = ["CalibratedCosts", "Machine", "OpSizes", "with_starts"]
 
 _Pool = TypeVar("_Pool")
-#: So much more than any local op weighs what comes before all of them.
-_FIRST: Final = 1e4
 Sizes = Mapping[str, float]
 #: kind, batch, micro-batch.
 OpName = tuple[OpKind, int, int | None]
@@ -48,10 +46,10 @@ class Machine:
         cores: cores that all ranks share; None if nothing is short of them.
         core_each: whether instead each rank's lanes take turns on one core of its own: how it is where costs were
             measured with more ranks than cores, so that they hold the competition between ranks already.
-        realtime: whether a local op keeps its core until it is done while others queue, and communication comes before
-            all of them, as real-time threads of two priorities do; else all that is ready shares the cores evenly.
+        run_to_completion: whether what has a core keeps it until it is done and others queue, as real-time threads do;
+            else all that is ready shares the cores evenly.
         collective_cores: cores that a rank's part of a collective takes before the wire (packing, system calls).
-        transfer_core_ns_per_byte: time of a core that each byte on a wire takes, both ends together.
+        transfer_cores: cores that a flow takes at the full rate of its link.
         handoff_ns: from the end of an op to the start of one that waited for it on another stream.
         issue_ns: from the end of an op to the start of the next of its stream.
     """
@@ -60,9 +58,9 @@ class Machine:
     burst_bytes: float = 0.0
     cores: float | None = None
     core_each: bool = False
-    realtime: bool = False
+    run_to_completion: bool = False
     collective_cores: float = 1.0
-    transfer_core_ns_per_byte: float = 0.0
+    transfer_cores: float = 0.0
     handoff_ns: int = 0
     issue_ns: int = 0
 
@@ -70,7 +68,7 @@ class Machine:
         for rank, rate in enumerate(self.link_bytes_per_s):
             if not rate > 0:
                 raise CaseError(f"machine: link_bytes_per_s of rank {rank} must be positive, got {rate}")
-        for name in ("burst_bytes", "collective_cores", "transfer_core_ns_per_byte", "handoff_ns", "issue_ns"):
+        for name in ("burst_bytes", "collective_cores", "transfer_cores", "handoff_ns", "issue_ns"):
             if not getattr(self, name) >= 0:
                 raise CaseError(f"machine: {name} must not be negative, got {getattr(self, name)}")
         if self.cores is not None and not self.cores > 0:
@@ -243,7 +241,7 @@ class CalibratedCosts:
             pools = machine.world_size if machine.core_each else 1
             size = 1.0 if machine.core_each else machine.cores
             cores = [fluid.resource(f"cores {pool}", size * NS_PER_S) for pool in range(pools)]
-            if machine.realtime:
+            if machine.run_to_completion:
                 queues = [simpy.Resource(env, capacity=max(round(size), 1)) for _ in range(pools)]
         return _Run(env=env, fluid=fluid, cores=cores, queues=queues, links=links)
 
@@ -263,7 +261,7 @@ class CalibratedCosts:
                 yield core
                 began = run.env.now
                 self.gaps[work.rank, work.op] += int(began - ready)
-                yield self._on_cores(run, work.rank, work.busy_ns, 1.0)
+                yield run.env.timeout(round(work.busy_ns))
         elif work.busy_ns > 0:
             yield self._on_cores(run, work.rank, work.busy_ns, 1.0)
         if self.busy is not None:
@@ -274,22 +272,34 @@ class CalibratedCosts:
         gaps = [self._gap(run, rank, work.lane, work.op) for rank in work.ranks]
         yield run.env.timeout(max(gaps))
         if work.local_ns > 0:
-            cores = self.machine.collective_cores
-            yield run.env.all_of([self._on_cores(run, rank, work.local_ns, cores, self._share) for rank in work.ranks])
+            part = self._queued if run.queues else self._shared
+            yield run.env.all_of([part(run, rank, work) for rank in work.ranks])
         if work.traffic is not None:
             yield from self._flows(run, work)
         for rank in work.ranks:
             run.lane_end[rank, work.lane] = int(run.env.now)
 
-    @property
-    def _share(self) -> float:
-        """What communication weighs against local ops on the cores."""
-        return _FIRST if self.machine.realtime else 1.0
+    def _shared(self, run: _Run, rank: int, work: _Exchange) -> simpy.Event:
+        """A rank's local part of a collective on cores that are shared evenly."""
+        return self._on_cores(run, rank, work.local_ns, self.machine.collective_cores)
 
-    def _on_cores(self, run: _Run, rank: int, time_ns: float, cores: float, share: float = 1.0) -> simpy.Event:
-        """Work that takes `time_ns` alone and `cores` of the shared cores while it runs."""
+    def _queued(self, run: _Run, rank: int, work: _Exchange) -> simpy.Event:
+        """A rank's local part of a collective: part of it with a core, which it queues for, the rest waiting."""
+        return run.env.process(self._queue_for_core(run, rank, work))
+
+    def _queue_for_core(self, run: _Run, rank: int, work: _Exchange) -> Generator[simpy.Event, Any, None]:
+        ready = run.env.now
+        with _of_rank(run.queues, rank).request() as core:
+            yield core
+            self.gaps[rank, work.op] += int(run.env.now - ready)
+            busy_ns = round(work.local_ns * self.machine.collective_cores)
+            yield run.env.timeout(busy_ns)
+        yield run.env.timeout(max(round(work.local_ns) - busy_ns, 0))
+
+    def _on_cores(self, run: _Run, rank: int, time_ns: float, cores: float) -> simpy.Event:
+        """Work of one lane that takes `time_ns` alone and `cores` of the shared cores while it runs."""
         uses = {_of_rank(run.cores, rank): cores} if run.cores and cores else {}
-        return run.fluid.start(Activity(work=time_ns, uses=uses, cap_per_s=NS_PER_S, share=share))
+        return run.fluid.start(Activity(work=time_ns, uses=uses, cap_per_s=NS_PER_S))
 
     def _flows(self, run: _Run, work: _Exchange) -> Generator[simpy.Event, Any, None]:
         """All flows of a collective at once; each takes its share of what its links have saved, then the wire."""
@@ -306,10 +316,9 @@ class CalibratedCosts:
             if size > free:
                 ends = (run.links[src], run.links[ranks + dst])
                 uses = {end.resource: 1.0 for end in ends}
-                if run.cores and self.machine.transfer_core_ns_per_byte:
-                    uses[_of_rank(run.cores, src)] = self.machine.transfer_core_ns_per_byte
-                wire = Activity(work=(size - free) * work.wire_factor, uses=uses, share=self._share)
-                events.append(run.fluid.start(wire))
+                if run.cores and self.machine.transfer_cores:
+                    uses[_of_rank(run.cores, src)] = self.machine.transfer_cores / min(end.rate for end in ends)
+                events.append(run.fluid.start(Activity(work=(size - free) * work.wire_factor, uses=uses)))
         for link, free in used:
             run.links[link].spend(int(run.env.now), free)
         busy = {link for src, dst in pairs for link in (src, ranks + dst)}

@@ -74,7 +74,7 @@ def _table(config: RunConfig, *, handoff_ns: int = 10_000) -> CostTable:
     meta = {"burst_bytes": 0, "cores": 2, "handoff": {"p50_ns": handoff_ns}, "issue": {"p50_ns": 1000}}
     meta |= {
         "collective_cores": 0.5,
-        "transfer_core_ns_per_byte": 0.0,
+        "transfer_cores": 0.0,
         "repeatability_cv": {"real": 0.0},
         "configurations": [],
     }
@@ -111,40 +111,15 @@ def test_two_transfers_at_once_share_the_links() -> None:
     assert ends == {"all_reduce": 2100, "all_to_all[keys]": 2100}
 
 
-def test_local_parts_of_collectives_share_the_cores() -> None:
+def test_local_parts_share_the_cores_or_queue_for_them() -> None:
+    kinds = ("all_reduce", "all_to_all[keys]")
     # two ranks with two collectives each want four cores and have two
-    for realtime in (False, True):
-        ends = _simulated_transfers(_links(cores=2, realtime=realtime), ("all_reduce", "all_to_all[keys]"))
-        assert ends == {"all_reduce": 2200, "all_to_all[keys]": 2200}
-
-
-def _ends_beside_a_transfer(machine: Machine) -> list[int]:
-    """Ends of two ops of 1000 ns on each of two ranks that start with a transfer of 1000 bytes each way."""
-    text = "loop v1 t micro_batches=1\n" + "\n".join(
-        f"  stream {name} on {resource}\n    {kind:<20}t"
-        for name, resource, kind in (
-            ("comm", "world", "all_reduce"),
-            ("compute", "compute", "forward"),
-            ("data", "host_io", "read"),
-        )
-    )
-    program = unroll(loop_of(replace(CONFIG, schedule=f"{text}\n")), 1)
-    name = (OpKind.ALL_REDUCE, 0, None)
-    traffic = {name: np.array([[0.0, 1000.0], [1000.0, 0.0]])}
-    kinds = (OpKind.ALL_REDUCE, OpKind.FORWARD, OpKind.READ)
-    sizes = OpSizes(of=[{(kind, 0, None): {} for kind in kinds} for _ in range(2)], traffic=traffic)
-    fits = {kind: _fit(kind, one=1000.0) for kind in kinds[1:]} | {kinds[0]: _fit(kinds[0], wire_ns=1.0)}
-    costs = CalibratedCosts(program=program, fits=fits, sizes=sizes, machine=machine)
-    timeline = simulate(program, costs, World(world_size=2), fold_ranks=False)
-    return sorted(timeline.end_ns[:, (timeline.ops["kind"] != "all_reduce").to_numpy()].ravel().tolist())
-
-
-def test_real_time_ops_keep_their_core_and_give_way_to_transfers() -> None:
-    taken = {"transfer_core_ns_per_byte": 0.5}  # two transfers of a byte/ns take one of the two cores
-    assert _ends_beside_a_transfer(_links(cores=2)) == [2000] * 4
-    assert _ends_beside_a_transfer(_links(cores=2, realtime=True)) == [1000, 1000, 2000, 2000]
-    # one core is left for 1000 ns: the first two are half done, then they have both cores
-    assert _ends_beside_a_transfer(_links(cores=2, realtime=True, **taken)) == [1500, 1500, 2500, 2500]
+    shared = _simulated_transfers(_links(cores=2), kinds)
+    assert shared == {"all_reduce": 2200, "all_to_all[keys]": 2200}
+    queued = _simulated_transfers(_links(cores=2, run_to_completion=True), kinds)
+    # the first in line starts its transfer after 100 ns and has the wire to itself for 100 ns
+    assert queued["all_reduce"] == 2000
+    assert queued["all_to_all[keys]"] == 2100
 
 
 def test_an_impossible_machine_is_refused() -> None:

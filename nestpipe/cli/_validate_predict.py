@@ -63,9 +63,9 @@ def machine_of(table: CostTable, rates_bits_per_s: Sequence[int]) -> Machine:
             cores=float(meta["cores"]),
             # with more ranks than cores each op was seen competing with other ranks, so its cost holds that already
             core_each=crowded > 1,
-            realtime="realtime" in str(meta.get("priority", "")),
+            run_to_completion="realtime" in str(meta.get("priority", "")),
             collective_cores=float(meta["collective_cores"]) * max(crowded, 1.0),
-            transfer_core_ns_per_byte=float(meta["transfer_core_ns_per_byte"]),
+            transfer_cores=float(meta["transfer_cores"]),
             handoff_ns=int(meta["handoff"]["p50_ns"]),
             issue_ns=int(meta["issue"]["p50_ns"]),
         )

@@ -128,10 +128,6 @@ def _show(table: CostTable, out: Path, output: Format) -> None:
     typer.echo(
         f"hand-over to a waiting lane {hand['handoff']:.0f} us, to a lane's next op {hand['issue']:.0f} us (measured)"
     )
-    typer.echo(
-        f"a byte on a wire takes {meta['transfer_core_ns_per_byte']:.2f} ns of a core, a rank's part of a collective "
-        f"{meta['collective_cores']:.2f} cores (measured)"
-    )
     typer.echo("interference, time together over time alone (measured)")
     for row in meta["interference"]:
         typer.echo(f"  {row['compute']:<9}{row['pair']:<44} {row['kind']:<19} {row['slowdown']:.2f}")
