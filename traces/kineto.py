@@ -95,6 +95,17 @@ class KinetoEvents:
     ranges: list[HostRange] = field(default_factory=list)
     waits: list[HostRange] = field(default_factory=list)
 
+    def forget_launches(self) -> None:
+        """Frees the launches, once each is tied to its device event."""
+        for column in (
+            self.launch_correlation,
+            self.launch_thread,
+            self.launch_start_ns,
+            self.launch_duration_ns,
+            self.device_correlation,
+        ):
+            del column[:]
+
 
 def looks_like_kineto(head: bytes) -> bool:
     """Whether the beginning of a file is that of a Chrome trace (an object with `traceEvents`, or a list of events)."""

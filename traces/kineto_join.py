@@ -307,6 +307,9 @@ def join(events: KinetoEvents) -> Joined:
         launch_start[known] = begin[launch[known]]
         launch_end[known] = (begin + length)[launch[known]]
         thread[known] = np.asarray(events.launch_thread, dtype=np.int64)[launch[known]]
+        del begin, length  # views of columns that are emptied now
+    del launch
+    events.forget_launches()
     placed = known if known.any() else np.ones(count, dtype=np.bool_)
     ops = _place(events, stages, launch_start, thread, known, placed)
     for found in collectives:

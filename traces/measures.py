@@ -23,11 +23,11 @@ from .phases import kernel_collective
 __all__ = ["coverage", "rank_summary"]
 
 
-def _columns(joined: Joined) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _columns(joined: Joined) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     events = joined.events
     start = np.asarray(events.device_start_ns, dtype=np.int64)
     duration = np.asarray(events.device_duration_ns, dtype=np.int64)
-    return np.asarray(events.device_class, dtype=np.int64), start, duration
+    return np.asarray(events.device_class, dtype=np.int8), start, duration
 
 
 def rank_summary(joined: Joined) -> dict[str, Any]:
