@@ -358,7 +358,7 @@ def test_costs_that_vary_have_a_mean_factor_of_one() -> None:
 
 
 def test_profile_and_validate_close_the_loop_on_a_testbed(tmp_path: Path) -> None:
-    """The reduced loop, under a minute on two cores; a wrong unit or a missing wait would be off by more than 30 %."""
+    """The reduced loop, under a minute on two cores; a wrong unit or a missing wait would be off by more than half."""
     reason = testbed.refusal()
     if reason is not None:
         pytest.skip(reason)
@@ -367,7 +367,7 @@ def test_profile_and_validate_close_the_loop_on_a_testbed(tmp_path: Path) -> Non
     costs, out = str(tmp_path / "costs.json"), tmp_path / "out"
     profiled = CliRunner().invoke(app, ["profile", "--quick", "--out", costs, "--patience-s", "1"])
     assert profiled.exit_code == 0, profiled.output
-    command = ["validate", "--costs", costs, "--grid", "quick", "--out", str(out), "--tolerance", "0.3"]
+    command = ["validate", "--costs", costs, "--grid", "quick", "--out", str(out), "--tolerance", "0.5"]
     command += ["--repeats", "1", "--draws", "2", "--patience-s", "1", "--history", str(tmp_path / "history.jsonl")]
     validated = CliRunner().invoke(app, command)
     assert validated.exit_code == 0, validated.output
