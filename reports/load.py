@@ -9,15 +9,20 @@ import pandas as pd
 
 from nestpipe.errors import TraceError
 from reports.figures import note, sheet, styled
-from reports.style import INK, PAPER
+from reports.style import text_colour
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["load_figure", "load_table"]
+__all__ = ["has_places", "load_figure", "load_table"]
 
-_MOST_WRITTEN: Final = 16  # places up to which each field has its number written in
-_DARK: Final = 0.55  # share from which a field is dark enough for light text
+_MOST_WRITTEN: Final = 16  # places up to which each field has its number written in; more are drawn as one image
+_PLACE: Final = r"^(?P<kind>.*) (?P<place>\d+)$"
+
+
+def has_places(load: pd.DataFrame) -> bool:
+    """Whether there are resources, each a kind and the number of a place, as `load_table` needs them."""
+    return len(load) > 0 and bool(load["resource"].str.fullmatch(_PLACE).all())
 
 
 def load_table(load: pd.DataFrame) -> pd.DataFrame:
@@ -30,7 +35,7 @@ def load_table(load: pd.DataFrame) -> pd.DataFrame:
     >>> load_table(load).fillna(-1).to_numpy().tolist()
     [[0.5, 0.25], [1.0, -1.0]]
     """
-    parts = load["resource"].str.extract(r"^(?P<kind>.*) (?P<place>\d+)$")
+    parts = load["resource"].str.extract(_PLACE)
     if parts.isna().any().any():
         odd = load["resource"][parts.isna().any(axis=1)].iloc[0]
         raise TraceError(f"resource {odd!r} must be a kind and the number of a place, for example 'dram 0'")
@@ -42,16 +47,21 @@ def load_table(load: pd.DataFrame) -> pd.DataFrame:
 def load_figure(load: pd.DataFrame, title: str) -> Figure:
     """A heat map of `load_table`, in per cent of a resource's capacity over the whole run; a row is as wide as others,
     however many places its kind has."""
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    colours = colormaps["YlOrRd"]
     table = load_table(load)
     with styled():
         figure, (axes,) = sheet(7.2, 1.6 + 0.3 * len(table))
         for row, (_, values) in enumerate(table.iterrows()):
             found = values.dropna()
             edges = np.linspace(0.0, 1.0, len(found) + 1)
-            mesh = axes.pcolormesh(edges, [row - 0.46, row + 0.46], [found], cmap="YlOrRd", vmin=0.0, vmax=1.0)
+            mesh = axes.pcolormesh(edges, [row - 0.46, row + 0.46], [found], cmap=colours, vmin=0.0, vmax=1.0)
+            mesh.set_rasterized(len(found) > _MOST_WRITTEN)
             if len(found) <= _MOST_WRITTEN:
                 for at, value in zip((edges[:-1] + edges[1:]) / 2, found, strict=True):
-                    tint = PAPER if value > _DARK else INK
+                    tint = text_colour(to_hex(colours(float(value))))
                     axes.annotate(f"{value:.0%}", (at, row), ha="center", va="center", fontsize=7, color=tint)
         counts = table.notna().sum(axis=1)
         axes.set_yticks(range(len(table)), [f"{kind} ({count})" for kind, count in counts.items()])

@@ -14,12 +14,15 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
+import pandas as pd
+
 from nestpipe.errors import TraceError
 from nestpipe.ir import OpKind
 from nestpipe.metrics import PARTS, Window, steady_window
 from nestpipe.units import ns_to_ms
 from reports import page_tables as tables
 from reports.diff import compare, summary
+from reports.load import has_places, load_figure
 from reports.page_curve import figures_of, merged, table_of
 from reports.page_timeline import choose, kinds_payload, timeline_payload
 from reports.plots import breakdown
@@ -98,10 +101,22 @@ def _tables(runs: Sequence[Run], windows: Sequence[Window]) -> dict[str, Any]:
         "metrics": tables.metrics(runs),
         "breakdown": inline_svg(figure, "parts", "Partition of each run's step"),
         "parts": tables.parts(runs),
-        "resources": [tables.resources(run, window) for run, window in zip(runs, windows, strict=True)],
+        "resources": [
+            {"table": tables.resources(run, window), "map": _load_map(run, f"load{number}")}
+            for number, (run, window) in enumerate(zip(runs, windows, strict=True))
+        ],
         "assumptions": tables.assumptions(runs),
         "provenance": tables.provenance(runs),
     }
+
+
+def _load_map(run: Run, name: str) -> str | None:
+    """The heat map of a run's links and hosts as SVG; None where its resources are not numbered places."""
+    uses = run.record.resources
+    load = pd.DataFrame({"resource": [use.resource for use in uses], "utilisation": [use.busy for use in uses]})
+    if not has_places(load):
+        return None
+    return inline_svg(load_figure(load, f"Load of links and hosts, {run.name}"), name, f"Load of {run.name}")
 
 
 def _curve(runs: Sequence[Run], rows: Sequence[ResultRow]) -> dict[str, Any]:

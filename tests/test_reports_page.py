@@ -152,6 +152,22 @@ def test_a_page_of_one_run_without_extras_leaves_the_empty_sections_out() -> Non
     assert {"summary", "partition", "timelines", "resources", "provenance"} <= ids
 
 
+def test_links_and_hosts_of_a_run_are_drawn_as_a_heat_map_and_many_fold_away() -> None:
+    def uses(count: int) -> list[dict[str, Any]]:
+        return [{"resource": f"dram {n}", "busy": n / count, "status": "assumed"} for n in range(count)]
+
+    few, many = (_run(f"{n} hosts", timeline("sync"), "sync", resources=uses(n)) for n in (3, 300))
+    other = _run("other", timeline("sync"), "sync", resources=[{"resource": "link", "busy": 0.5, "status": "assumed"}])
+    html = page([few, many, other])
+    assert [label in html for label in ("Load of 3 hosts", "Load of 300 hosts", "Load of other")] == [True, True, False]
+    assert "Resources of 300 hosts: " in html
+    assert "Resources of 3 hosts: " not in html
+    ids = _Outline(html).ids
+    assert len(ids) == len(set(ids))
+    assert _Outline(html).fetched == []
+    assert len(page([many])) < len(page([few])) + 100_000
+
+
 def test_names_from_outside_cannot_become_markup() -> None:
     name = "</script><script>alert(1)</script><b>&"
     html = page([_run(name, timeline("sync"), "sync", provenance={"command": "<img src=x onerror=alert(1)>"})])
