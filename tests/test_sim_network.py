@@ -264,7 +264,7 @@ def test_a_flow_to_itself_takes_no_time_and_one_without_a_path_is_refused(tmp_pa
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"dst": "b"}, r"x: flows\[0\].path is empty"),
         ({"bytes": -1}, r"flows\[0\].bytes"),
-        ({"path": [1]}, r"names a link outside 0..0"),
+        ({"path": [1]}, r"must name links by position, of which there are 1, got \[1\]"),
         ({"start": -1}, r"flows\[0\].start"),
     ]
     for change, message in wrong:
@@ -325,6 +325,8 @@ def _broken(change: str) -> dict[str, Any]:
         case["algorithm"] = "dirct"
     elif change == "traffic":
         case["traffic"] = "unform"
+    elif change == "twice":
+        topology["hosts"][1] = "h0"
     elif change == "flows":
         case["flows"] = 7
     elif change == "size":
@@ -352,7 +354,8 @@ def _broken(change: str) -> dict[str, Any]:
         ("walk", "does not end at|starts at"),
         ("algorithm", "did you mean 'direct'"),
         ("traffic", "did you mean 'uniform'"),
-        ("flows", "the file says 7 flows"),
+        ("flows", "flows is 7, but algorithm 'direct' with traffic 'uniform' gives 56"),
+        ("twice", "hosts must name every host once, got 'h0' again"),
         ("size", r"S_bytes_per_rank|out of range|int"),
         ("group", r"case direct__uniform__star_8: ranks_per_node must divide 8 ranks, got 3"),
         ("power", r"case pairwise_xor__uniform__star_6: P: pairwise_xor needs a power of two"),
@@ -364,6 +367,22 @@ def _broken(change: str) -> dict[str, Any]:
 def test_a_broken_file_is_refused_with_the_reason(tmp_path: Path, change: str, message: str) -> None:
     with pytest.raises((CaseError, TopologyError), match=message):
         evaluate_cases(read_cases(write(tmp_path, _broken(change))))
+
+
+@pytest.mark.parametrize("wrong", ["link", "route", "flow"])
+def test_what_is_wrong_in_the_last_case_shows_before_the_first_one_runs(tmp_path: Path, wrong: str) -> None:
+    content = case_file((star(8), "direct", "uniform", MB), (star(4), "direct", "uniform", MB))
+    links = [{"id": 0, "src": "a", "dst": "b", "bandwidth": 1.0, "latency": 0.0}]
+    flow = {"src": "a", "dst": "b", "bytes": 1, "start": 0.0, "path": [0 if wrong != "flow" else 1]}
+    content["basic_cases"] = [{"id": "last", "links": links, "flows": [flow]}]
+    if wrong == "link":
+        content["topologies"]["star_4"]["links"][0]["bandwidth"] = 0
+    elif wrong == "route":
+        content["topologies"]["star_4"]["routes_sha256"] = "0"
+    started: list[str] = []
+    with pytest.raises(NestPipeError):
+        evaluate_cases(read_cases(write(tmp_path, content)), progress=started.append)
+    assert started == []
 
 
 def test_the_command_prints_json_and_refuses_what_is_not_a_case_file(tmp_path: Path) -> None:
@@ -380,7 +399,7 @@ def test_the_command_prints_json_and_refuses_what_is_not_a_case_file(tmp_path: P
         (tmp_path / "bad.json").write_text(text, encoding="utf-8")
         with pytest.raises(NestPipeError, match=r"bad\.json"):
             CliRunner().invoke(app, [str(tmp_path / "bad.json")], catch_exceptions=False)
-    with pytest.raises(CaseError, match="no case matches"):
+    with pytest.raises(CaseError, match=r"cases\.json: no case matches"):
         CliRunner().invoke(app, [str(path), "--only", "nothing"], catch_exceptions=False)
 
 

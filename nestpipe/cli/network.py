@@ -32,11 +32,15 @@ def network(
     the median of a few runs whose bandwidths differ by 1e-9.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the systems are small: threads would cost more than they give
+    from nestpipe.errors import CaseError, TopologyError
     from sim.net_cases import DEFAULT_DRAWS, evaluate_cases, read_cases
 
     file = read_cases(cases)
-    with progress() as told:
-        found = evaluate_cases(file, only=only, num_draws=DEFAULT_DRAWS if draws is None else draws, progress=told)
+    try:
+        with progress() as told:
+            found = evaluate_cases(file, only=only, num_draws=DEFAULT_DRAWS if draws is None else draws, progress=told)
+    except (CaseError, TopologyError) as error:
+        raise type(error)(f"{cases}: {error}") from None
     if output is Format.JSON:
         typer.echo(json.dumps(found))
         return
