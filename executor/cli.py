@@ -20,7 +20,6 @@ import typer
 
 from executor.checkpoint import latest, restore
 from executor.data import Pooling
-from executor.launch import keep_freed_memory
 from executor.numerics import NanPolicy
 from executor.optimizers import OptimizerKind
 from executor.options import CommDtype, ModelKind, RunOptions, load_loop, make_trainer
@@ -127,7 +126,6 @@ def run(
         checkpoint=checkpoint, checkpoint_every=checkpoint_every, resume=resume, timeline=timeline, chrome=chrome
     )
     load_loop(options)
-    keep_freed_memory()
     torch.set_num_threads(threads)
     if device == "cuda":
         _use_cuda(options)

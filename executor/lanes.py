@@ -5,10 +5,15 @@ ops overlap because torch releases the interpreter lock. A thread that finishes 
 its own lane first, and wakes others only for what is left; so a program without overlap runs on one thread, and handing
 over costs no switch, as it would with a thread bound to each lane. On CUDA every lane also has a stream of its own: a
 wait becomes `wait_event` on the device, and a `synchronize` where the waiting lane works on host memory.
+
+Threads that run in real time keep their core until they wait for something. There each lets the others go first before
+an op; else gloo's threads, which answer the peers, would not run while ops follow one another, and transfers would
+stand still behind computing.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import threading
@@ -26,7 +31,7 @@ from nestpipe.ir import GROUPS, Op, OpKind, Resource, op_name
 from nestpipe.text import show_op
 from nestpipe.units import ms_to_ns
 
-__all__ = ["Cost", "Implementation", "Lane", "OpTable", "RunError", "Runtime", "Span"]
+__all__ = ["Cost", "Implementation", "Lane", "OpTable", "RunError", "Runtime", "Span", "is_realtime"]
 
 
 class Cost(NamedTuple):
@@ -53,6 +58,11 @@ OpTable: TypeAlias = Mapping[OpKind, Implementation]
 # a lane that prepares batches in Python would hold up the others 5 ms at every return from torch; shorter gains no more
 _SWITCH_S = 0.0005
 _HOST: frozenset[Resource] = frozenset({Resource.HOST_IO, Resource.HOST_MEMORY})
+
+
+def is_realtime() -> bool:
+    """Whether this thread keeps its core before all others until it waits (SCHED_RR, SCHED_FIFO); Linux only."""
+    return sys.platform == "linux" and os.sched_getscheduler(0) in (os.SCHED_RR, os.SCHED_FIFO)
 
 
 class RunError(ExecutorError):
@@ -117,6 +127,7 @@ class Runtime:
         self._changed, self._over = threading.Condition(self._lock), threading.Condition(self._lock)
         self._left = sum(len(lane.tasks) for lane in plan.lanes)
         self._all = range(len(self.lanes))
+        self._realtime = is_realtime()
 
     @property
     def spans(self) -> list[list[Span]]:
@@ -212,6 +223,8 @@ class Runtime:
                 self._call(lane, task.op)
 
     def _call(self, lane: Lane, op: Op) -> None:
+        if self._realtime:
+            os.sched_yield()
         lane.since_ns = start_ns = time.monotonic_ns()
         cost = self.table[op.kind](op)
         lane.spans.append(Span(op, lane.index, start_ns, time.monotonic_ns(), cost))

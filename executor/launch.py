@@ -21,16 +21,12 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from executor.world import World, join_world
 from nestpipe.errors import ExecutorError
-from nestpipe.units import MIB
 
-__all__ = ["RankPool", "die_with_parent", "free_port", "keep_freed_memory", "rank_context"]
+__all__ = ["RankPool", "die_with_parent", "free_port", "rank_context"]
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _PR_SET_PDEATHSIG = 1
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_KEPT_BYTES = 1024 * MIB
-_MAPPED_BYTES = 32 * MIB  # the most that glibc takes
 
 
 def free_port() -> int:
@@ -50,18 +46,6 @@ def rank_context() -> ForkServerContext:
 def die_with_parent() -> None:
     """Ask the kernel to kill this process when its parent ends, however that ends; Linux only."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def keep_freed_memory() -> None:
-    """Let malloc keep what a step frees for the next one instead of giving it back to the system; glibc only.
-
-    Otherwise, with tensors of a megabyte and more, whether every step faults its pages in again depends on what
-    happens to lie on top of the heap; it then takes up to a tenth longer.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
-        mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
 
 
 class RankPool:
@@ -149,7 +133,6 @@ def _serve(rank: int, world_size: int, port: int, pipe: Connection) -> None:
     }
     import torch
 
-    keep_freed_memory()
     torch.set_num_threads(1)
     world = join_world()
     while True:

@@ -67,8 +67,8 @@ class ProfiledRun:
 def cost_rows(runs: Sequence[ProfiledRun], *, source: str) -> pd.DataFrame:
     """The rows of a cost table of measured runs, all of one variant.
 
-    The wire time of a transfer depends on what its link has saved by the time the data is packed, so on the local part
-    of the collective's own cost: fitted, used, and fitted again until both agree.
+    The wire time of a transfer depends on what its link has saved by the time the first bytes leave, so on the
+    collective's own constant cost, half of which comes before: fitted, used, and fitted again until both agree.
     """
     variants = {run.config.variant for run in runs}
     if len(variants) != 1:
@@ -124,10 +124,10 @@ def _collective_samples(
     table = table.merge(largest, on=identity, how="left")
     wire = _Wire(links)
     wire_ns = []
-    columns = (table[name].tolist() for name in (*identity, "bytes", "start_ns", "end_ns"))
-    for kind, batch, micro, num_bytes, start_ns, end_ns in zip(*columns, strict=True):
+    columns = (table[name].tolist() for name in (*identity, "start_ns", "end_ns"))
+    for kind, batch, micro, start_ns, end_ns in zip(*columns, strict=True):
         name = (OpKind(kind), int(batch), None if pd.isna(micro) else int(micro))
-        local_ns = fits[name[0]].time_ns({"bytes": num_bytes}) if name[0] in fits else 0.0
+        local_ns = fits[name[0]].constant_ns / 2 if name[0] in fits else 0.0
         wire_ns.append(wire.transfer(sizes.traffic[name], min(start_ns + local_ns, end_ns), end_ns))
     return table.assign(wire_ns=wire_ns, time_ns=table["end_ns"] - table["start_ns"], rank=-1)
 

@@ -17,13 +17,14 @@ import pandas as pd
 
 from executor.profile import Links, ProfiledRun, cost_rows, gaps
 from executor.profile_run import RunConfig, sizes_of_run
-from executor.profile_schedule import PAIRS, SERIAL
+from executor.profile_schedule import PAIRS, SERIAL, TURNS
 from executor.profile_sizes import RunSizes
 from executor.testbed_emulate import EmulatedDevice
 from executor.testbed_probe import is_disturbed
 from nestpipe.ir import COLLECTIVES, OpKind
 from nestpipe.metrics import measure
 from nestpipe.timeline import from_frame
+from nestpipe.units import BITS_PER_BYTE, NS_PER_S
 from traces.cost_table import CostTable
 
 __all__ = ["SEED", "Plan", "full_plan", "measure_costs", "quick_plan", "undisturbed"]
@@ -31,6 +32,7 @@ __all__ = ["SEED", "Plan", "full_plan", "measure_costs", "quick_plan", "undistur
 #: The seed of the keys that are profiled; validation must not use it.
 SEED: Final = 101
 _PAIR: Final = (256, 64, 4)
+_WIDE: Final = (640, 256, 1)
 _WARM_UP: Final = 2
 
 #: Runs configurations at a link rate (bit/s) and returns their spans, as `executor.profile_driver.run_on_testbed` does.
@@ -131,7 +133,9 @@ def measure_costs(
                 )
             )
     pairs = run(_pair_configs(plan), max(plan.rates_bits_per_s))
-    frames.append(pairs)
+    slowest = min(plan.rates_bits_per_s)
+    turns = run(_turn_configs(plan), slowest)
+    frames += [pairs, turns]
     disturbed = sum(int(frame.groupby("run")["slowdown"].first().map(is_disturbed).sum()) for frame in frames)
     runs = undisturbed(runs)
     variants = sorted({run.config.variant for run in runs})
@@ -152,10 +156,11 @@ def measure_costs(
         **_lane_gaps(runs),
         "repeatability_cv": _repeatability(runs),
         "interference": interference,
-        "collective_cores": _collective_cores(interference, world_size, cores),
         "transfer_cores": _transfer_cores(interference),
+        "turn_bytes": _turn_bytes(turns, slowest),
         "configurations": [
-            {**asdict(config), "schedule": "serial"} for config in (*plan.configs(), *_pair_configs(plan)[:1])
+            {**asdict(config), "schedule": "serial"}
+            for config in (*plan.configs(), *_pair_configs(plan)[:1], *_turn_configs(plan)[:1])
         ],
         "rates_bits_per_s": list(plan.rates_bits_per_s),
     }
@@ -208,6 +213,24 @@ def _pair_configs(plan: Plan) -> list[RunConfig]:
     return [_config(schedule, _PAIR, plan.steps, device) for device in plan.devices for schedule in schedules]
 
 
+def _turn_configs(plan: Plan) -> list[RunConfig]:
+    return [_config(schedule, _WIDE, plan.steps, None) for schedule in (SERIAL, *TURNS.values())]
+
+
+def _turn_bytes(turns: pd.DataFrame, bits_per_s: int) -> dict[str, float]:
+    """By kind, the bytes of others that a collective lets pass on a busy link: how much longer it takes, at their rate.
+
+    The exchange of keys is two All2Alls, their sizes and the keys; that of rows or gradients is one.
+    """
+    alone, *together = (_times(turns[turns["run"] == number]) for number in range(len(TURNS) + 1))
+    passed = {
+        kind: max(times[kind] - alone[kind], 0.0) / NS_PER_S * bits_per_s / BITS_PER_BYTE
+        for kind, times in zip(TURNS, together, strict=True)
+    }
+    passed |= dict.fromkeys((OpKind.ALL_TO_ALL_ROWS, OpKind.ALL_TO_ALL_GRADS), passed[OpKind.ALL_TO_ALL_KEYS] / 2)
+    return {kind.value: round(num_bytes) for kind, num_bytes in passed.items()}
+
+
 def _interference(pairs: pd.DataFrame, plan: Plan) -> list[dict[str, Any]]:
     """For each pair and op of it: its median time alone and together, and the slowdown."""
     found = []
@@ -227,15 +250,6 @@ def _interference(pairs: pd.DataFrame, plan: Plan) -> list[dict[str, Any]]:
                     }
                 )
     return found
-
-
-def _collective_cores(interference: Sequence[Mapping[str, Any]], world_size: int, cores: int) -> float:
-    """Cores that a rank's part of a collective takes: so many that two at once are as slow as measured.
-
-    Two collectives at once on every rank of one host take 2 x ranks x share of its cores.
-    """
-    slow = [row["slowdown"] for row in interference if row["pair"].startswith("all_reduce with")]
-    return float(min(max(np.mean(slow), 0.0) * cores / (2 * world_size), 1.0)) if slow else 1.0
 
 
 def _transfer_cores(interference: Sequence[Mapping[str, Any]]) -> float:

@@ -11,7 +11,7 @@ from typing import Final
 
 from nestpipe.ir import OpKind
 
-__all__ = ["PAIRS", "SERIAL"]
+__all__ = ["PAIRS", "SERIAL", "TURNS"]
 
 SERIAL: Final = """\
 loop v1 serial micro_batches=1
@@ -73,4 +73,17 @@ PAIRS: Final[Mapping[str, tuple[str, tuple[OpKind, ...]]]] = {
         (OpKind.WRITE_BACK, OpKind.READ, OpKind.COPY_H2D),
     ),
     "lookup with forward and backward": ("dbp", (OpKind.LOOKUP, OpKind.FORWARD, OpKind.BACKWARD)),
+}
+
+#: Turns on a busy link: schedules in which a small collective starts together with a large one, which outlasts it.
+TURNS: Final[Mapping[OpKind, str]] = {
+    OpKind.ALL_REDUCE: PAIRS["all_reduce with all_to_all[grads]"][0],
+    OpKind.ALL_TO_ALL_KEYS: SERIAL.replace("samples host slots=1", "samples host slots=2")
+    .replace("batch device slots=1", "batch device slots=2")
+    .replace("keys device slots=1", "keys device slots=2")
+    .replace("owned device slots=2", "owned device slots=3")
+    .replace("read                t      after write_back t-1", "read                t+1    after write_back t-1")
+    .replace("copy_h2d            t      after read t ", "copy_h2d            t+1    after read t+1 ")
+    .replace("dedup               t m        after copy_h2d t ", "dedup               t+1 m      after copy_h2d t+1 ")
+    .replace("all_to_all[keys]    t      after dedup t", "all_to_all[keys]    t+1    after backward t *, dedup t+1"),
 }

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from executor.duplex import all_to_all_duplex
+from executor.memory import keep_freed_memory
 from nestpipe.errors import ExecutorError
 from nestpipe.ir import Op, OpKind, Resource, op_name
 
@@ -210,11 +211,12 @@ def join_world(
 
     The backend is gloo on CPU and NCCL on CUDA unless named. Reads RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and
     LOCAL_RANK; without them this process is the whole world. `threads` is for torch's CPU kernels, torch's own choice
-    unless given.
+    unless given. Sets what malloc does with freed memory, for this process (`executor.memory`).
 
     Raises:
         ExecutorError: if a variable is missing or wrong, the port is taken, or the others do not come in time.
     """
+    keep_freed_memory()
     if threads is not None:
         torch.set_num_threads(threads)
     backend = backend or ("gloo" if device == "cpu" else "nccl")

@@ -7,14 +7,17 @@ while idle, up to its burst (a token bucket), and then its rate.
 
 A collective's fit has a part in its bytes (packing, latency: local) and a part in the time on the wire. The simulator
 spends the first on the ranks and turns the second into flows between every pair of ranks, each on the sender's and the
-receiver's link, so that collectives at the same time slow each other down as they do for real.
+receiver's link, so that collectives at the same time slow each other down as they do for real. And a NIC takes turns: a
+message that comes while another collective's data is queued waits until that has gone, at every step of its algorithm.
+Small collectives beside large ones take several times as long for it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +35,8 @@ __all__ = ["CalibratedCosts", "Machine", "OpSizes", "with_starts"]
 
 _Pool = TypeVar("_Pool")
 Sizes = Mapping[str, float]
+#: Collectives that send all they have at once; the others send again when something has arrived.
+_ONE_STEP: Final = (OpKind.ALL_TO_ALL_ROWS, OpKind.ALL_TO_ALL_GRADS)
 #: kind, batch, micro-batch.
 OpName = tuple[OpKind, int, int | None]
 
@@ -48,8 +53,9 @@ class Machine:
             measured with more ranks than cores, so that they hold the competition between ranks already.
         run_to_completion: whether what has a core keeps it until it is done and others queue, as real-time threads do;
             else all that is ready shares the cores evenly.
-        collective_cores: cores that a rank's part of a collective takes before the wire (packing, system calls).
         transfer_cores: cores that a flow takes at the full rate of its link.
+        turn_bytes: by kind, the bytes of other collectives that a collective lets pass in all where it finds its links
+            busy: its steps times what a connection may have queued.
         handoff_ns: from the end of an op to the start of one that waited for it on another stream.
         issue_ns: from the end of an op to the start of the next of its stream.
     """
@@ -59,8 +65,8 @@ class Machine:
     cores: float | None = None
     core_each: bool = False
     run_to_completion: bool = False
-    collective_cores: float = 1.0
     transfer_cores: float = 0.0
+    turn_bytes: Mapping[OpKind, float] = field(default_factory=dict)
     handoff_ns: int = 0
     issue_ns: int = 0
 
@@ -68,9 +74,12 @@ class Machine:
         for rank, rate in enumerate(self.link_bytes_per_s):
             if not rate > 0:
                 raise CaseError(f"machine: link_bytes_per_s of rank {rank} must be positive, got {rate}")
-        for name in ("burst_bytes", "collective_cores", "transfer_cores", "handoff_ns", "issue_ns"):
+        for name in ("burst_bytes", "transfer_cores", "handoff_ns", "issue_ns"):
             if not getattr(self, name) >= 0:
                 raise CaseError(f"machine: {name} must not be negative, got {getattr(self, name)}")
+        for kind, num_bytes in self.turn_bytes.items():
+            if not num_bytes >= 0:
+                raise CaseError(f"machine: turn_bytes of {kind} must not be negative, got {num_bytes}")
         if self.cores is not None and not self.cores > 0:
             raise CaseError(f"machine: cores must be positive, got {self.cores}")
 
@@ -106,14 +115,24 @@ class _Local:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Exchange:
-    """A collective: a local part, then flows."""
+    """A collective: half of its constant part, the flows, then the rest of its local part for what has arrived."""
 
     op: int
+    kind: OpKind
     ranks: tuple[int, ...]
     lane: int
-    local_ns: float
+    before_ns: float
+    after_ns: float
     wire_factor: float
+    turn_bytes: float
     traffic: npt.NDArray[np.float64] | None
+
+    def flows(self) -> list[tuple[int, int, float]]:
+        """Sender, receiver and bytes of every transfer."""
+        if self.traffic is None:
+            return []
+        pairs = [(src, dst) for src in self.ranks for dst in self.ranks if self.traffic[src, dst] > 0]
+        return [(src, dst, float(self.traffic[src, dst])) for src, dst in pairs]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -199,12 +218,16 @@ class CalibratedCosts:
         fit = self.fits[op.kind]
         generator = np.random.default_rng([self.seed, self.machine.world_size, number])
         sizes = [{**self.sizes.of[rank][name], "wire_ns": 0.0} for rank in ranks]
+        factor = self._factor(op.kind, generator)
         return _Exchange(
             op=number,
+            kind=op.kind,
             ranks=tuple(ranks),
             lane=self._lanes[number],
-            local_ns=max(fit.time_ns(size) for size in sizes) * self._factor(op.kind, generator),
+            before_ns=fit.constant_ns / 2 * factor,
+            after_ns=(max(fit.time_ns(size) for size in sizes) - fit.constant_ns / 2) * factor,
             wire_factor=fit.coefficients.get("wire_ns", 1.0),
+            turn_bytes=self.machine.turn_bytes.get(op.kind, 0.0),
             traffic=self.sizes.traffic.get(name),
         )
 
@@ -231,6 +254,7 @@ class CalibratedCosts:
                 rate=rate / NS_PER_S,
                 size=machine.burst_bytes,
                 tokens=machine.burst_bytes,
+                rests=env.event(),
             )
             for way in ("egress", "ingress")
             for rank, rate in enumerate(machine.link_bytes_per_s)
@@ -263,7 +287,7 @@ class CalibratedCosts:
                 self.gaps[work.rank, work.op] += int(began - ready)
                 yield run.env.timeout(round(work.busy_ns))
         elif work.busy_ns > 0:
-            yield self._on_cores(run, work.rank, work.busy_ns, 1.0)
+            yield self._on_cores(run, work.rank, work.busy_ns)
         if self.busy is not None:
             yield run.env.timeout(max(int(began) + round(work.time_ns) - int(run.env.now), 0))
         run.lane_end[work.rank, work.lane] = int(run.env.now)
@@ -271,62 +295,79 @@ class CalibratedCosts:
     def _exchange(self, run: _Run, work: _Exchange) -> Generator[simpy.Event, Any, None]:
         gaps = [self._gap(run, rank, work.lane, work.op) for rank in work.ranks]
         yield run.env.timeout(max(gaps))
-        if work.local_ns > 0:
-            part = self._queued if run.queues else self._shared
-            yield run.env.all_of([part(run, rank, work) for rank in work.ranks])
-        if work.traffic is not None:
-            yield from self._flows(run, work)
+        waits = yield from self._on_ranks(run, work.ranks, work.before_ns)
+        for rank, wait_ns in zip(work.ranks, waits, strict=True):
+            self.gaps[rank, work.op] += wait_ns
+        flows = work.flows()
+        size = self.machine.world_size
+        links = [run.links[index] for index in {end for src, dst, _ in flows for end in (src, size + dst)}]
+        left = yield from self._turns(run, work.turn_bytes, links)
+        yield from self._transfer(run, work, flows, links)
+        yield from self._on_ranks(run, work.ranks, work.after_ns)
+        if work.kind not in _ONE_STEP:
+            yield from self._turns(run, left, links)
         for rank in work.ranks:
             run.lane_end[rank, work.lane] = int(run.env.now)
 
-    def _shared(self, run: _Run, rank: int, work: _Exchange) -> simpy.Event:
-        """A rank's local part of a collective on cores that are shared evenly."""
-        return self._on_cores(run, rank, work.local_ns, self.machine.collective_cores)
+    def _on_ranks(self, run: _Run, ranks: Sequence[int], time_ns: float) -> Generator[simpy.Event, Any, Sequence[int]]:
+        """A local part of a collective, on a core of every rank; how long each rank queued for its core."""
+        if run.queues:
+            parts = [run.env.process(self._queue_for_core(run, rank, time_ns)) for rank in ranks]
+            yield run.env.all_of(parts)
+            return [int(part.value or 0) for part in parts]
+        yield run.env.all_of([self._on_cores(run, rank, time_ns) for rank in ranks])
+        return [0 for _ in ranks]
 
-    def _queued(self, run: _Run, rank: int, work: _Exchange) -> simpy.Event:
-        """A rank's local part of a collective: part of it with a core, which it queues for, the rest waiting."""
-        return run.env.process(self._queue_for_core(run, rank, work))
-
-    def _queue_for_core(self, run: _Run, rank: int, work: _Exchange) -> Generator[simpy.Event, Any, None]:
-        ready = run.env.now
+    def _queue_for_core(self, run: _Run, rank: int, time_ns: float) -> Generator[simpy.Event, Any, int]:
+        ready_ns = int(run.env.now)
         with _of_rank(run.queues, rank).request() as core:
             yield core
-            self.gaps[rank, work.op] += int(run.env.now - ready)
-            busy_ns = round(work.local_ns * self.machine.collective_cores)
-            yield run.env.timeout(busy_ns)
-        yield run.env.timeout(max(round(work.local_ns) - busy_ns, 0))
+            began_ns = int(run.env.now)
+            yield run.env.timeout(round(time_ns))
+        return began_ns - ready_ns
 
-    def _on_cores(self, run: _Run, rank: int, time_ns: float, cores: float) -> simpy.Event:
-        """Work of one lane that takes `time_ns` alone and `cores` of the shared cores while it runs."""
-        uses = {_of_rank(run.cores, rank): cores} if run.cores and cores else {}
+    def _on_cores(self, run: _Run, rank: int, time_ns: float) -> simpy.Event:
+        """Work of one lane that takes `time_ns` alone, on one of the shared cores."""
+        uses = {_of_rank(run.cores, rank): 1.0} if run.cores else {}
         return run.fluid.start(Activity(work=time_ns, uses=uses, cap_per_s=NS_PER_S))
 
-    def _flows(self, run: _Run, work: _Exchange) -> Generator[simpy.Event, Any, None]:
-        """All flows of a collective at once; each takes its share of what its links have saved, then the wire."""
-        assert work.traffic is not None, "only collectives with traffic have flows"
+    def _transfer(
+        self, run: _Run, work: _Exchange, flows: Sequence[tuple[int, int, float]], links: Sequence[_Link]
+    ) -> Generator[simpy.Event, Any, None]:
+        """All flows at once; each takes its share of what its links have saved, then the wire."""
         ranks = self.machine.world_size
-        pairs = [(src, dst) for src in work.ranks for dst in work.ranks if work.traffic[src, dst] > 0]
-        sent, received = work.traffic.sum(axis=1), work.traffic.sum(axis=0)
-        saved = [bucket.saved(int(run.env.now)) for bucket in run.links]
+        load = np.zeros(2 * ranks)
+        for src, dst, num_bytes in flows:
+            load[[src, ranks + dst]] += num_bytes
+        saved = [link.saved(int(run.env.now)) for link in run.links]
         events, used = [], []
-        for src, dst in pairs:
-            size = float(work.traffic[src, dst])
-            free = min(size, saved[src] * size / sent[src], saved[ranks + dst] * size / received[dst])
+        for src, dst, num_bytes in flows:
+            free = min(num_bytes, *(saved[end] * num_bytes / load[end] for end in (src, ranks + dst)))
             used += [(src, free), (ranks + dst, free)]
-            if size > free:
+            if num_bytes > free:
                 ends = (run.links[src], run.links[ranks + dst])
                 uses = {end.resource: 1.0 for end in ends}
                 if run.cores and self.machine.transfer_cores:
                     uses[_of_rank(run.cores, src)] = self.machine.transfer_cores / min(end.rate for end in ends)
-                events.append(run.fluid.start(Activity(work=(size - free) * work.wire_factor, uses=uses)))
+                events.append(run.fluid.start(Activity(work=(num_bytes - free) * work.wire_factor, uses=uses)))
         for link, free in used:
             run.links[link].spend(int(run.env.now), free)
-        busy = {link for src, dst in pairs for link in (src, ranks + dst)}
-        for link in busy:
-            run.links[link].begin()
+        for each in links:
+            each.begin(run.env)
         yield run.env.all_of(events)
-        for link in busy:
-            run.links[link].end(int(run.env.now))
+        for each in links:
+            each.end(int(run.env.now))
+
+    def _turns(self, run: _Run, left: float, links: Sequence[_Link]) -> Generator[simpy.Event, Any, float]:
+        """Wait while other collectives keep the links busy, until `left` bytes of theirs have passed; what is left."""
+        while left >= 1:
+            used = [link for link in links if link.active]
+            if not used:
+                break
+            began, rate = run.env.now, min(link.rate for link in used)
+            yield run.env.any_of([run.env.timeout(math.ceil(left / rate)), *(link.rests for link in used)])
+            left -= (run.env.now - began) * rate
+        return left
 
 
 def _of_rank(pools: Sequence[_Pool], rank: int) -> _Pool:
@@ -350,12 +391,16 @@ def with_starts(timeline: Timeline, gaps: Mapping[tuple[int, int], int]) -> Time
 
 @dataclass(slots=True, kw_only=True)
 class _Link:
-    """What a link has saved while idle: `tokens` bytes at `since_ns`, growing at `rate` bytes/ns up to `size`."""
+    """What a link has saved while idle: `tokens` bytes at `since_ns`, growing at `rate` bytes/ns up to `size`.
+
+    `rests` happens when the last of the transfers under way ends.
+    """
 
     resource: Shared
     rate: float
     size: float
     tokens: float
+    rests: simpy.Event
     since_ns: int = 0
     active: int = 0
 
@@ -370,11 +415,15 @@ class _Link:
         self.tokens = max(self.saved(now_ns) - num_bytes, 0.0)
         self.since_ns = now_ns
 
-    def begin(self) -> None:
+    def begin(self, env: simpy.Environment) -> None:
         """A transfer starts."""
+        if not self.active:
+            self.rests = env.event()
         self.active += 1
 
     def end(self, now_ns: int) -> None:
         """A transfer has ended."""
         self.active -= 1
         self.since_ns = now_ns
+        if not self.active:
+            self.rests.succeed()

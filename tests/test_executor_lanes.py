@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
 import sys
 import threading
 import time
@@ -66,6 +68,47 @@ def test_ops_that_are_ready_together_run_together(width: int) -> None:
         return Cost()
 
     run(fork(300, width), dict.fromkeys(FORKED[:width], meet))
+
+
+@pytest.mark.parametrize("policy", ["SCHED_RR", "SCHED_FIFO", "SCHED_OTHER"])
+def test_in_real_time_every_op_lets_other_threads_go_first(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not hasattr(os, policy):
+        pytest.skip(f"this system has no {policy}")
+    yields: list[int] = []
+    monkeypatch.setattr(os, "sched_getscheduler", lambda _: getattr(os, policy))
+    monkeypatch.setattr(os, "sched_yield", lambda: yields.append(1))
+    ops = sum(len(lane) for lane in run(fork(5), {}).spans)
+    assert len(yields) == (0 if policy == "SCHED_OTHER" else ops)
+
+
+_REUSE = """
+import resource, sys, threading
+import torch
+from executor.memory import keep_freed_memory
+if sys.argv[1] == "keep":
+    keep_freed_memory()
+faults = []
+def work():
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+    torch.full((6 << 20,), 1.0)  # 24 MiB, freed at once
+    faults.append(resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before)
+torch.set_num_threads(1)
+for _ in range(4):
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+print(max(faults[1:]))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts page faults of glibc's malloc")
+def test_what_one_lane_frees_another_gets_without_a_page_fault() -> None:
+    def faults(arm: str) -> int:
+        command = [sys.executable, "-c", _REUSE, arm]
+        return int(subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout)
+
+    assert faults("keep") < 100
+    assert faults("default") > 1000  # 24 MiB are 6144 pages
 
 
 def test_a_failure_ends_the_run_while_another_lane_hangs() -> None:

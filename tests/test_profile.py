@@ -15,7 +15,7 @@ from executor.profile import Links, ProfiledRun, check_separate, cost_rows, gaps
 from executor.profile_driver import run_on_testbed
 from executor.profile_measure import full_plan, quick_plan
 from executor.profile_run import RunConfig, loop_of, run_configs, sizes_of_run
-from executor.profile_schedule import PAIRS, SERIAL
+from executor.profile_schedule import PAIRS, SERIAL, TURNS
 from executor.profile_sizes import ring_traffic
 from executor.testbed_emulate import EmulatedDevice, emulated_from
 from executor.world import join_world
@@ -117,7 +117,7 @@ def test_samples_of_one_point_become_one_row_of_medians() -> None:
     assert (row["keys"], row["repeats"], row["time_ns_p50"], row["time_ns_max"]) == (2, 4, 25, 1000)
 
 
-@pytest.mark.parametrize("text", [SERIAL, *(schedule for schedule, _ in PAIRS.values())])
+@pytest.mark.parametrize("text", [SERIAL, *(schedule for schedule, _ in PAIRS.values()), *TURNS.values()])
 def test_profiled_schedules_pass_every_check(text: str) -> None:
     require_safe(loop_of(replace(CONFIG, schedule=text, micro_batches=3)))
 

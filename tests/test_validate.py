@@ -71,9 +71,9 @@ def _table(config: RunConfig, *, handoff_ns: int = 10_000) -> CostTable:
                 "source": "by hand"
             }
             rows.append(values)
-    meta = {"burst_bytes": 0, "cores": 2, "handoff": {"p50_ns": handoff_ns}, "issue": {"p50_ns": 1000}}
+    meta = {"burst_bytes": 0, "cores": 8, "handoff": {"p50_ns": handoff_ns}, "issue": {"p50_ns": 1000}}
     meta |= {
-        "collective_cores": 0.5,
+        "turn_bytes": {},
         "transfer_cores": 0.0,
         "repeatability_cv": {"real": 0.0},
         "configurations": [],
@@ -81,11 +81,16 @@ def _table(config: RunConfig, *, handoff_ns: int = 10_000) -> CostTable:
     return CostTable(rows=pd.DataFrame(rows, columns=list(COST_COLUMNS)), meta=meta)
 
 
-def _simulated_transfers(machine: Machine, kinds: tuple[str, ...]) -> dict[str, float]:
-    """End of the first collective of each stream, in ns, for a loop of collectives that start at once."""
+def _simulated_transfers(machine: Machine, kinds: tuple[str, ...], *, first_bytes: float = 1000.0) -> dict[str, float]:
+    """End of the first collective of each stream, in ns, for a loop of collectives that start at once.
+
+    Each sends 1000 bytes both ways, the first one `first_bytes`.
+    """
     lines = [f"  stream s{i} on world\n    {kind:<20}t" for i, kind in enumerate(kinds)]
     program = unroll(loop_of(replace(CONFIG, schedule="loop v1 t micro_batches=1\n" + "\n".join(lines) + "\n")), 1)
-    traffic = {(OpKind(kind), 0, None): np.array([[0.0, 1000.0], [1000.0, 0.0]]) for kind in kinds}
+    both_ways = np.array([[0.0, 1000.0], [1000.0, 0.0]])
+    traffic = {(OpKind(kind), 0, None): both_ways for kind in kinds}
+    traffic[OpKind(kinds[0]), 0, None] = both_ways * first_bytes / 1000.0
     sizes = OpSizes(of=[{name: {"bytes": 2000.0} for name in traffic} for _ in range(2)], traffic=traffic)
     fits = {OpKind(kind): _fit(OpKind(kind), one=100.0, wire_ns=1.0) for kind in kinds}
     costs = CalibratedCosts(program=program, fits=fits, sizes=sizes, machine=machine)
@@ -117,9 +122,29 @@ def test_local_parts_share_the_cores_or_queue_for_them() -> None:
     shared = _simulated_transfers(_links(cores=2), kinds)
     assert shared == {"all_reduce": 2200, "all_to_all[keys]": 2200}
     queued = _simulated_transfers(_links(cores=2, run_to_completion=True), kinds)
-    # the first in line starts its transfer after 100 ns and has the wire to itself for 100 ns
-    assert queued["all_reduce"] == 2000
+    # the first in line starts its transfer after 50 ns, has the wire to itself for 50 ns, and needs a core for 50 after
+    assert queued["all_reduce"] == 2050
     assert queued["all_to_all[keys]"] == 2100
+
+
+@pytest.mark.parametrize(
+    ("kind", "turn_bytes", "end_ns"),
+    [
+        ("all_reduce", 0, 120),  # 50 before, 10 bytes at half the rate, 50 after
+        ("all_reduce", 300, 420),  # then 300 bytes of the other pass
+        ("all_reduce", 5000, 1060),  # or all that the other has
+        ("all_to_all[grads]", 300, 120),  # sends all it has at once, so has no turn to wait for
+    ],
+)
+def test_a_small_collective_beside_a_large_one_waits_its_turns(kind: str, turn_bytes: float, end_ns: int) -> None:
+    machine = _links(turn_bytes={OpKind(kind): turn_bytes})
+    ends = _simulated_transfers(machine, (kind, "all_to_all[keys]"), first_bytes=10.0)
+    assert ends == {kind: end_ns, "all_to_all[keys]": 1110}  # the large one loses only what the small one sends
+
+
+def test_turns_cost_nothing_on_a_link_that_nobody_else_uses() -> None:
+    machine = _links(turn_bytes={OpKind.ALL_REDUCE: 1e6})
+    assert _simulated_transfers(machine, ("all_reduce",)) == {"all_reduce": 1100}
 
 
 def test_an_impossible_machine_is_refused() -> None:
@@ -127,6 +152,8 @@ def test_an_impossible_machine_is_refused() -> None:
         Machine(link_bytes_per_s=(1.0, 0.0))
     with pytest.raises(CaseError, match="handoff_ns must not be negative, got -1"):
         _links(handoff_ns=-1)
+    with pytest.raises(CaseError, match="turn_bytes of all_reduce must not be negative, got -5"):
+        _links(turn_bytes={OpKind.ALL_REDUCE: -5})
 
 
 def test_a_schedule_with_ops_that_were_not_profiled_is_refused_by_kind() -> None:
@@ -297,7 +324,7 @@ def test_the_profiled_machine_is_a_topology_that_can_be_read() -> None:
     table = _table(replace(CONFIG, device=None))
     meta = {**table.meta, "world_size": 2, "rates_bits_per_s": [800_000_000]}
     cluster = parse_cluster(topology_text(CostTable(rows=table.rows, meta=meta)), "this_machine.yaml")
-    assert cluster.host.cores.value == 2
+    assert cluster.host.cores.value == table.meta["cores"]
     assert cluster.tiers[0].bandwidth_bytes_per_s is not None
     assert cluster.tiers[0].bandwidth_bytes_per_s.value == 1e8
     assert cluster.accelerator.compute_flops_per_s.source.startswith("measured")

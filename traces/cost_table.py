@@ -162,6 +162,11 @@ class CostFit:
     error: float
     spread: float
 
+    @property
+    def constant_ns(self) -> float:
+        """What an op takes however small it is, in nanoseconds."""
+        return self.coefficients.get(_ONE, 0.0)
+
     def time_ns(self, sizes: Mapping[str, float]) -> float:
         """Nanoseconds of an op of these sizes; sizes that are left out count as 0."""
         return sum(

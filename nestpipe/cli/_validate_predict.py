@@ -64,8 +64,8 @@ def machine_of(table: CostTable, rates_bits_per_s: Sequence[int]) -> Machine:
             # with more ranks than cores each op was seen competing with other ranks, so its cost holds that already
             core_each=crowded > 1,
             run_to_completion="realtime" in str(meta.get("priority", "")),
-            collective_cores=float(meta["collective_cores"]) * max(crowded, 1.0),
             transfer_cores=float(meta["transfer_cores"]),
+            turn_bytes={OpKind(kind): float(num_bytes) for kind, num_bytes in meta["turn_bytes"].items()},
             handoff_ns=int(meta["handoff"]["p50_ns"]),
             issue_ns=int(meta["issue"]["p50_ns"]),
         )

@@ -113,14 +113,14 @@ def bench(
 
 
 def _torchrun(backend: str, device: str, timeout_s: float, patience_s: float, probe_ns: int | None) -> Iterator[Bench]:
+    from executor.lanes import is_realtime
     from executor.profile_run import run_configs
     from executor.world import join_world
 
     world = join_world(backend=backend, device=device, timeout_s=timeout_s, threads=1)
-    realtime = sys.platform == "linux" and os.sched_getscheduler(0) in (os.SCHED_RR, os.SCHED_FIFO)
     conditions: dict[str, object] = {
         "bench": "torchrun",
-        "priority": _PRIORITIES[realtime],
+        "priority": _PRIORITIES[is_realtime()],
         "backend": backend,
         "device": device,
     }
