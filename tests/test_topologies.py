@@ -100,6 +100,8 @@ def test_a_rack_may_be_used_in_part() -> None:
         ("name: dgx_h100", "name: dgx_h100\nname: twice", "given twice"),
         ("tiers:", "tiers: [", "not valid YAML"),
         ("accelerators_per_pcie_switch: 1", "accelerators_per_pcie_switch: 3", "must divide accelerators_per_host"),
+        ("  cores:", "  {}:", "a key must be plain text"),
+        ("{value: 50e9, source", "{value: 50e9, 7", "source is missing"),
     ],
 )
 def test_a_wrong_description_is_refused_with_the_path_and_the_way_out(old: str, new: str, message: str) -> None:
@@ -118,6 +120,26 @@ def test_ranks_beyond_the_machine_are_refused() -> None:
         Fabric(parse_cluster(lonely, "lonely.yaml"), 4)
     with pytest.raises(TopologyError, match="did you mean 'dgx_h100'"):
         load_cluster("dgx_h10")
+
+
+@pytest.mark.parametrize(
+    ("kinds", "message"),
+    [
+        ("[Switch, Switch]", "world_size must be at most 1,000,000 ranks, got 1,000,000,000"),
+        ("[FullyConnected]", "tiers.dim0 is a mesh of 100,000 ranks"),
+    ],
+)
+def test_machines_that_cannot_be_laid_out_are_refused_before_memory_is_taken(
+    tmp_path: Path, kinds: str, message: str
+) -> None:
+    count = "[1000, 1000000]" if "," in kinds else "[100000]"
+    bandwidth = "[1.0, 1.0]" if "," in kinds else "[1.0]"
+    path = tmp_path / "big.yml"
+    text = f"topology: {kinds}\nnpus_count: {count}\nbandwidth: {bandwidth}\nlatency: {bandwidth}\n"
+    path.write_text(text, encoding="utf-8")
+    cluster = import_topology(path)
+    with pytest.raises(TopologyError, match=message):
+        Fabric(cluster, cluster.ranks_default)
 
 
 # importers -------------------------------------------------------------------------------------------------------

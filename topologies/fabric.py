@@ -24,6 +24,8 @@ __all__ = ["Fabric"]
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 MAX_GRAPH_RANKS = 8192
+MAX_RANKS = 1_000_000
+_MAX_MESH_LINKS = 100_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,8 @@ class Fabric:
             raise TopologyError(
                 f"{cluster.name}: world_size must be 1 to {cluster.ranks_max:,} (ranks_max), got {world_size:,}"
             )
+        if world_size > MAX_RANKS:
+            raise TopologyError(f"{cluster.name}: world_size must be at most {MAX_RANKS:,} ranks, got {world_size:,}")
         last = cluster.tiers[-1]
         if last.ranks_per_group is not None and last.ranks_per_group < world_size:
             raise TopologyError(
@@ -93,6 +97,11 @@ class Fabric:
         if tier.kind is TierKind.TRUNK:
             capacity = np.repeat(self._trunks(tier), 2)
         elif tier.kind is TierKind.MESH:
+            if groups * size * size > _MAX_MESH_LINKS:
+                raise TopologyError(
+                    f"{self.cluster.name}: tiers.{tier.name} is a mesh of {size:,} ranks, a link for each two; "
+                    f"join them by kind switch, or give a smaller ranks_per_group"
+                )
             capacity = np.full(groups * size * size, rate)
         elif tier.kind is TierKind.TORUS:
             dimensions = tier.dimensions or _square(size)

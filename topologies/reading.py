@@ -39,7 +39,7 @@ class Reader:
         self.where, self.path = where, path
         if not isinstance(data, Mapping):
             raise self.error("", f"must be a mapping, got {type(data).__name__}")
-        self.data = dict(data)
+        self.data = {str(key): value for key, value in data.items()}
         self.known: list[str] = []
 
     def error(self, key: str, text: str) -> TopologyError:
@@ -106,10 +106,10 @@ class Reader:
     def finish(self) -> None:
         """Refuses keys that nobody asked for."""
         for key in self.data:
-            near = [known for known in self.known if _stem(known) == _stem(str(key))]
+            near = [known for known in self.known if _stem(known) == _stem(key)]
             if near:
-                raise self.error(str(key), f"is in the wrong unit; give {near[0]} ({_unit_hint(near[0])})")
-            raise self.error("", unknown_name("key", str(key), self.known))
+                raise self.error(key, f"is in the wrong unit; give {near[0]} ({_unit_hint(near[0])})")
+            raise self.error("", unknown_name("key", key, self.known))
 
 
 _UNITS = re.compile(
@@ -142,6 +142,8 @@ class _YamlLoader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(None, None, "a key must be plain text", key.start_mark)
             if key.value in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"key {key.value!r} is given twice", key.start_mark)
             seen.add(key.value)
