@@ -34,7 +34,7 @@ class Prediction:
         config: what is predicted.
         timeline, metrics: of the simulation with the fitted costs.
         step_ms_low, step_ms_high: the interval in which 9 of 10 runs are expected, from the spread of single ops, the
-            sampling error of the profile's medians and the repeatability of whole runs.
+            sampling error of the profile's means, what the fits leave unexplained, and the repeatability of whole runs.
         extrapolated: share of the ops' predicted time that lies outside the sizes profiled.
         draws: how many seeds the interval rests on.
     """
@@ -109,7 +109,8 @@ def predict(
     generator = np.random.default_rng(seed)
     steps = []
     for draw in range(draws):
-        drawn = _fits(CostTable(rows=resample(table.rows, generator), meta=table.meta), config.variant, kinds)
+        redrawn = _fits(CostTable(rows=resample(table.rows, generator), meta=table.meta), config.variant, kinds)
+        drawn = {kind: _moved(fit, generator) for kind, fit in redrawn.items()}
         spread = {kind: fit.spread / _QUARTILE for kind, fit in fits.items()}
         again = _simulate(program, drawn, op_sizes, machine, busy, spread=spread, seed=seed * 1000 + draw)
         steps.append(measure(again).step_latency_ms)
@@ -138,6 +139,13 @@ def _repeatability(table: CostTable, config: RunConfig) -> float:
 def _fits(table: CostTable, variant: str, kinds: Sequence[OpKind]) -> dict[OpKind, CostFit]:
     known = set(table.rows["kind"])
     return {kind: fit_kind(table.rows, kind, variant, costs_of(kind)) for kind in kinds if kind.value in known}
+
+
+def _moved(fit: CostFit, generator: np.random.Generator) -> CostFit:
+    """A fit that is off by as much as it was off the rows it was made of: the same for all ops of a kind."""
+    factor = float(np.exp(fit.error / _QUARTILE * generator.standard_normal()))
+    moved = {name: value if name == "wire_ns" else value * factor for name, value in fit.coefficients.items()}
+    return replace(fit, coefficients=moved)
 
 
 def _simulate(

@@ -34,7 +34,7 @@ def validate(
         "out/costs.json"
     ),
     grid: Annotated[
-        str, typer.Option("--grid", help="Which configurations: first to eighth, quick or heavy.")
+        str, typer.Option("--grid", help="Which configurations: first to ninth, quick or heavy.")
     ] = "quick",
     compute: Annotated[Compute, typer.Option(help="Whether compute is real or emulated.")] = Compute.EMULATED,
     world_size: Annotated[int, typer.Option(help="Ranks of the testbed.")] = 2,
