@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from nestpipe.cli import app as main_app
 from nestpipe.cli.topology import app
 from nestpipe.errors import TopologyError
 from topologies.cluster import TierKind, load_cluster, names, parse_cluster
 from topologies.fabric import Fabric
-from topologies.importers import import_topology
+from topologies.importers import import_topology, load_topology
 
 EXPECTED = {
     "ascend_910b", "dgx_a100", "dgx_h100", "dgx_h200", "ethernet_25g", "gb200_nvl72", "laptop", "torus2d",
@@ -257,11 +258,25 @@ def test_real_files_import_to_the_machines_they_say(shared_data: Path, file: str
 
 
 def test_a_file_that_is_no_network_is_refused(shared_data: Path) -> None:
-    with pytest.raises(TopologyError, match="topology must be a list"):
+    with pytest.raises(TopologyError, match=r"nor an ASTRA-sim network, .* got scheduling-policy"):
         import_topology(shared_data / "real" / "topology" / "astra2_sys_hgx_h100_16gpu.json")
 
 
 # command line ----------------------------------------------------------------------------------------------------
+
+
+def test_a_run_takes_another_tools_file_and_a_description_of_our_own_without_its_first_line_is_told_so(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "net.yml"
+    path.write_text("topology: [Switch]\nnpus_count: [8]\nbandwidth: [100.0]\nlatency: [500]\n", encoding="utf-8")
+    assert load_topology(str(path)) == import_topology(path)
+    run = CliRunner().invoke(main_app, ["simulate", "--schedule", "sync", "--model", "dlrm", "--topology", str(path)])
+    assert run.exit_code == 0, run.output
+    assert "dim0 up 0" in run.output
+    path.write_text(text_of("dgx_h100").partition("\n")[2], encoding="utf-8")
+    with pytest.raises(TopologyError, match="format is missing"):
+        load_topology(str(path))
 
 
 def test_list_and_show(tmp_path: Path) -> None:

@@ -40,6 +40,11 @@ def import_astra(path: Path, like: str = "dgx_h100") -> Cluster:
         if first
         else ("topology", "npus_count", "bandwidth", "latency")
     )
+    if not first and "topology" not in data:
+        raise TopologyError(
+            f"{path}: neither a description of a cluster (format: nestpipe-topology-1) nor an ASTRA-sim network, which "
+            f"has topology or topologies-per-dim, got {', '.join(map(str, data))[:60] or 'nothing'}"
+        )
     columns = []
     for key in keys:
         column = data.get(key)

@@ -8,13 +8,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from nestpipe.errors import TopologyError
-from topologies.cluster import Cluster
+from topologies.cluster import Cluster, load_cluster, names
 from topologies.import_astra import import_astra
 from topologies.import_nccl import import_nccl
 from topologies.import_simai import import_simai
 from topologies.importing import read_text
 
-__all__ = ["import_astra", "import_nccl", "import_simai", "import_topology"]
+__all__ = ["import_astra", "import_nccl", "import_simai", "import_topology", "load_topology"]
+
+
+_OURS = ("nestpipe-topology", "accelerator:")  # one of these is in every description of our own, even in a wrong one
 
 
 def import_topology(path: Path, like: str = "dgx_h100") -> Cluster:
@@ -35,3 +38,19 @@ def import_topology(path: Path, like: str = "dgx_h100") -> Cluster:
     if path.suffix in (".yml", ".yaml", ".json"):
         return import_astra(path, like)
     raise TopologyError(f"{path}: neither an ASTRA-sim network, a SimAI topology nor NCCL topology XML")
+
+
+def load_topology(name: str, like: str = "dgx_h100") -> Cluster:
+    """A cluster of the catalogue by name, or from a file, our own or another tool's.
+
+    Args:
+        like: as for `import_topology`
+
+    Raises:
+        TopologyError: there is no such name or file, or the file is wrong.
+    """
+    load_cluster(like)  # an unknown one is an error, also where nothing is taken from it
+    path = Path(name)
+    if name in names() or not path.is_file() or any(word in read_text(path) for word in _OURS):
+        return load_cluster(name)
+    return import_topology(path, like)

@@ -102,9 +102,9 @@ def simulate(
     from nestpipe.text import show
     from sim.costs import Jitter
     from sim.run import require_runnable
-    from topologies.cluster import load_cluster
+    from topologies.importers import load_topology
 
-    cluster = None if topology is None else load_cluster(topology)
+    cluster = None if topology is None else load_topology(topology)
     if communication_share and cluster is None:
         raise CaseError("--communication-share needs --topology NAME|FILE: without one nothing is shared")
     if load_plot is not None and cluster is None:

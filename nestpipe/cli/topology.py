@@ -159,15 +159,9 @@ def _measured_row(cluster: Cluster, curve: Any) -> dict[str, Any]:
 
 def _cluster(name: str, like: str, groups: list[str]) -> Cluster:
     from nestpipe.errors import TopologyError
-    from topologies.cluster import load_cluster, names
-    from topologies.importers import import_topology
+    from topologies.importers import load_topology
 
-    load_cluster(like)  # an unknown one is an error, also where nothing is taken from it
-    path = Path(name)
-    foreign = (
-        name not in names() and path.is_file() and "nestpipe-topology" not in path.read_text(errors="replace")[:400]
-    )
-    cluster = import_topology(path, like) if foreign else load_cluster(name)
+    cluster = load_topology(name, like)
     for text in groups:
         tier, _, ranks = text.partition("=")
         if not ranks.isdigit():
