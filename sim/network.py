@@ -14,12 +14,11 @@ from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
 from nestpipe.errors import CaseError
 from sim.net_events import simulate_events
 from sim.net_fold import fold
+from sim.net_levels import fill
 from sim.net_problem import Floats, FlowProblem, Ints
 from sim.net_vector import simulate_vector
 
@@ -30,7 +29,8 @@ PERTURBATION = 1e-9
 MAX_FLOWS_DRAWN = 300_000
 MAX_FLOWS_UNFOLDED = 70_000  # of a case that symmetry makes small, as a perturbed run has no symmetry
 FLOWS_DRAWN_IN_ALL = 200_000
-_MANY, _CROWDED, _SHORT, _WIDE = 200, 8.0, 3.0, 48  # flows, flows per link, links per route, links that hang together
+_MANY = 200  # flows of a stage
+_MANY_LINKS, _TIED = 28, 1 / 16  # links that a link depends on: at least, and as a share of those that hold flows back
 
 
 class Chaos(StrEnum):
@@ -124,21 +124,19 @@ def _run(problem: FlowProblem, flow_tag: Ints) -> Floats:
 def _is_dense(problem: FlowProblem, stage: Ints) -> bool:
     """Whether a change among the flows of a stage reaches so much that taking all of them at a time costs less.
 
-    So it is where many flows on short routes tie many links together; on long routes few links hold anybody back.
-    A wrong choice costs a factor of two or three (`benchmarks/bench_network.py`).
+    Link by link, an event costs as many steps as links that hold flows back depend on; all flows at a time, the square
+    of the number of such links. A wrong choice costs a factor of two or three (`benchmarks/bench_network.py`).
     """
     if len(stage) <= _MANY:
         return False
     count = len(problem.capacity)
-    routes = problem.routes[stage].T
-    used = np.bincount(routes.ravel(), minlength=count + 1)[:count]
-    if used.sum() > _SHORT * len(stage) or used.sum() <= _CROWDED * np.count_nonzero(used):
-        return False
-    first = np.broadcast_to(routes[0], routes.shape)
-    there = routes < count
-    joined = coo_array((np.ones(int(there.sum())), (first[there], routes[there])), shape=(count, count))
-    part = connected_components(joined, directed=False)[1]
-    return int(np.bincount(part[used > 0]).max()) > max(_WIDE, np.count_nonzero(used) / 2)
+    routes = np.ascontiguousarray(problem.routes[stage].T, dtype=np.int64)
+    weight = None if problem.weight is None else np.ascontiguousarray(problem.weight[stage].T)
+    holder = fill(routes, weight, problem.capacity)[1]
+    holders = len(np.unique(holder))
+    elsewhere = (routes < count) & (routes != holder)
+    depends = len(np.unique((routes * count + holder)[elsewhere])) / holders
+    return depends > _MANY_LINKS and depends > _TIED * holders
 
 
 def measure(problem: FlowProblem, flow_tag: Ints, node_tag: Ints, *, num_draws: int, local: bool) -> Measured:

@@ -24,7 +24,7 @@ from sim.net_maxmin import MaxMin
 from sim.net_problem import FlowProblem
 from sim.net_program import build_plan, traffic_matrix
 from sim.net_vector import simulate_vector
-from sim.network import flow_problem, measure, simulate
+from sim.network import _is_dense, flow_problem, measure, simulate
 from tests.network_files import case_file, leaf_spine, rail_spine, star, torus
 
 MB = 1_000_000
@@ -292,6 +292,25 @@ def test_a_change_costs_what_it_reaches_and_no_more(monkeypatch: pytest.MonkeyPa
     assert made[0].looks < 10 * whole.num_flows
     assert made[0].pairs < 40 * whole.num_flows
     assert made[0].moves < 5 * whole.num_flows
+
+
+@pytest.mark.parametrize(
+    ("topology", "algorithm", "dense"),
+    [
+        (star(64), "direct", True),
+        (rail_spine(64), "direct", True),
+        (leaf_spine(64, 16, 2), "direct", False),
+        (torus(8, 8), "direct", False),
+        (rail_spine(64), "hier2_local", False),
+        (star(64), "pairwise_shift_barrier", False),
+    ],
+)
+def test_all_flows_at_a_time_only_where_every_link_hangs_on_many(
+    topology: dict[str, Any], algorithm: str, dense: bool
+) -> None:
+    whole, plan = problem(topology, algorithm, "random", 64 * MB)
+    stage = np.flatnonzero(plan.flow_tag == np.bincount(plan.flow_tag).argmax())
+    assert _is_dense(whole, stage) is dense
 
 
 def test_many_flows_that_start_together_in_rounds_agree_in_both_solvers() -> None:
