@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -133,3 +134,8 @@ def test_nestpipe_alone_shows_what_it_is_for() -> None:
     done = nestpipe()
     assert done.returncode == 0
     assert "nestpipe reproduce" in done.stdout
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    done = nestpipe("--version")
+    assert (done.returncode, done.stdout) == (0, f"nestpipe {version('nestpipe')}\n")

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.metadata import version
+from typing import Annotated
 
 import typer
 
@@ -65,8 +67,20 @@ app.add_typer(trace.app, name="trace")
 app.add_typer(testbed.app, name="testbed")
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"nestpipe {version('nestpipe')}")
+        raise typer.Exit
+
+
 @app.callback(invoke_without_command=True)
-def _welcome(context: typer.Context) -> None:
+def _welcome(
+    context: typer.Context,
+    show_version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Print the version.")
+    ] = False,
+) -> None:
+    del show_version
     if context.invoked_subcommand is None:
         typer.echo(_WELCOME, nl=False)
 
