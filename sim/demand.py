@@ -147,8 +147,8 @@ def demands_of_case(
     The part of an All2All of rows or gradients that does not grow with the number of ranks is taken to be bytes on the
     network; the growing part is software and latency per peer and shares nothing. The key All2All moves
     `key_bytes_share` of the bytes of the rows. Lookup and write-back share the host's memory with its other ranks,
-    which all were at it at the
-    same time when the times were measured; copy_h2d has the host link. Reading samples shares nothing.
+    which all were at it at the same time when the times were measured; copy_h2d has the host link. Reading samples
+    shares nothing.
 
     Args:
         work: the fit.
@@ -164,7 +164,8 @@ def demands_of_case(
     switch = cluster.host.pcie_switch_bandwidth_bytes_per_s.value / sharers
     link = min(cluster.host.pcie_bandwidth_bytes_per_s.value, switch) / NS_PER_S
     flops = cluster.accelerator.compute_flops_per_s.value / NS_PER_S
-    fabric = Fabric(cluster, world_size)
+    # what runs on another, larger cluster may have more ranks than this one can have
+    fabric = Fabric(replace(cluster, ranks_max=max(cluster.ranks_max, world_size)), world_size)
     resources = {op.kind: stream.resource for stream in loop.streams for op in stream.ops}
     domain = min(int(assumptions["domain_size"]), world_size)
 

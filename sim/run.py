@@ -155,7 +155,7 @@ def case_run(
         meta=meta,
     )
     rests = provenance(case, loop, run.bound, world_size, domain_size)
-    if cluster.name != home.name:  # the demands were worked out on other hardware
+    if cluster != home:  # the demands were worked out on other hardware
         moved = {"fitted": "extrapolated", "interpolated": "extrapolated"}
         names = [moved.get(name, name) for name in rests]
         rests = {name: sum(v for n, v in zip(names, rests.values(), strict=True) if n == name) for name in names}

@@ -76,6 +76,15 @@ def test_a_case_on_other_hardware_takes_the_other_hardwares_time_and_says_so() -
         case_run(msgspec.structs.replace(CASE, topology=None), WORK, loop, 128, cluster=slow)
 
 
+def test_a_case_runs_on_more_ranks_than_its_own_cluster_can_have() -> None:
+    loop = load("sync")
+    run = case_run(CASE, WORK, loop, 8192, cluster=load_cluster("dgx_h100"), steps=4)
+    assert run.metrics.step_latency_ms > 0
+    assert "fitted" not in run.provenance
+    with pytest.raises(TopologyError, match=r"ascend_910b: world_size must be 1 to 4,096 \(ranks_max\), got 8,192"):
+        case_run(CASE, WORK, loop, 8192, cluster=ASCEND)
+
+
 @pytest.mark.parametrize("topology", ["ascend_910b", "dgx_h100", "dgx_a100", "ethernet_25g", "zionex_a100"])
 def test_an_op_alone_takes_its_fitted_time_on_the_cluster_it_was_fitted_on(topology: str) -> None:
     cluster = load_cluster(topology)

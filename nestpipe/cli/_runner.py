@@ -65,7 +65,7 @@ class Runner:
             facts={"case": case.case, "case_source": case.source},
             assumptions=assumed,
             keys=lambda *_: None,
-            moved=cluster is not None and cluster.name != home_cluster(case).name,
+            moved=cluster is not None and cluster != home_cluster(case),
             baseline_schedule=case.baseline.schedule,
             base_world_size=case.base_world_size,
             headline_world_size=case.headline_world_size,
