@@ -19,7 +19,7 @@ from executor.profile_sizes import RunSizes
 from nestpipe.errors import CaseError
 from nestpipe.ir import COLLECTIVES, OpKind, OpRef, Program, unroll
 from nestpipe.units import BITS_PER_BYTE, NS_PER_S
-from traces.cost_table import CostFit, costs_of, fit_kind, summarise
+from traces.cost_table import CostFit, CostTable, costs_of, fit_kind, summarise
 
 __all__ = ["Links", "ProfiledRun", "check_separate", "cost_rows", "gaps", "op_samples"]
 
@@ -195,16 +195,22 @@ def _gaps_of_rank(spans: pd.DataFrame, program: Program, found: dict[str, list[i
             own = end
 
 
-def check_separate(profiled: Sequence[dict[str, Any]], configs: Sequence[RunConfig]) -> None:
+def check_separate(table: CostTable, configs: Sequence[RunConfig]) -> None:
     """Refuse to validate on what was profiled.
 
     Args:
-        profiled: the values of every profiled configuration, as the cost table's meta keeps them.
+        table: its meta holds the values of every profiled configuration.
         configs: what is to be validated.
 
     Raises:
         CaseError: if a configuration's batch, width and micro-batches were profiled, or its seed was.
+        TraceError: if the table does not say what was profiled.
     """
+    profiled = table.value("configurations")
+    names = ("batch_size", "dim", "micro_batches", "seed")
+    for each in profiled if isinstance(profiled, list) and profiled else [profiled]:
+        if not isinstance(each, Mapping) or not all(isinstance(each.get(name), int) for name in names):
+            raise table.problem(["configurations"], f"must say {', '.join(names)} of each, got {each!r:.60}")
     used = {(each["batch_size"], each["dim"], each["micro_batches"]) for each in profiled}
     seeds = {each["seed"] for each in profiled}
     for config in configs:

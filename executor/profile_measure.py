@@ -112,28 +112,9 @@ def measure_costs(
         burst_bytes: what an idle link lets through at once.
         conditions: facts about how it is run, kept in the table's meta.
     """
-    sizes: dict[tuple[int, int, int], RunSizes] = {}
-    runs: list[ProfiledRun] = []
-    frames: list[pd.DataFrame] = []
     began = time.time()
-    for rate in plan.rates_bits_per_s:
-        configs = plan.configs()
-        frame = run(configs, rate)
-        frames.append(frame)
-        links = Links(bits_per_s=(rate,) * world_size, burst_bytes=burst_bytes)
-        for number, config in enumerate(configs):
-            key = (config.batch_size, config.dim, config.micro_batches)
-            if key not in sizes:
-                sizes[key] = sizes_of_run(config, world_size)
-            runs.append(
-                ProfiledRun(
-                    frame=frame[frame["run"] == number],
-                    config=config,
-                    sizes=sizes[key],
-                    links=links,
-                    name=f"{rate}:{number % (len(plan.workloads) * len(plan.devices))}",
-                )
-            )
+    frames = [run(plan.configs(), rate) for rate in plan.rates_bits_per_s]
+    runs = _profiled_runs(plan, frames, world_size, burst_bytes)
     pairs = run(_pair_configs(plan), max(plan.rates_bits_per_s))
     slowest = min(plan.rates_bits_per_s)
     turns = run(_turn_configs(plan), slowest)
@@ -143,7 +124,6 @@ def measure_costs(
     variants = sorted({run.config.variant for run in runs})
     source = f"measured on {platform.node() or 'this host'}, median of ops in serial runs"
     rows = [cost_rows([each for each in runs if each.config.variant == name], source=source) for name in variants]
-    cores = len(os.sched_getaffinity(0))
     interference = _interference(pairs, plan)
     meta = {
         **conditions,
@@ -151,7 +131,7 @@ def measure_costs(
         "duration_s": round(time.time() - began, 1),
         "world_size": world_size,
         "burst_bytes": burst_bytes,
-        "cores": cores,
+        "cores": len(os.sched_getaffinity(0)),
         "load_average": _loads(runs),
         "probe_ns": int(frames[0]["probe_ns"].iloc[0]),
         "disturbed_runs": {"count": disturbed, "of": sum(frame["run"].nunique() for frame in frames)},
@@ -167,6 +147,28 @@ def measure_costs(
         "rates_bits_per_s": list(plan.rates_bits_per_s),
     }
     return CostTable(rows=pd.concat(rows, ignore_index=True), meta=meta)
+
+
+def _profiled_runs(plan: Plan, frames: Sequence[pd.DataFrame], world_size: int, burst_bytes: int) -> list[ProfiledRun]:
+    """The serial runs, from the spans of each link rate."""
+    sizes: dict[tuple[int, int, int], RunSizes] = {}
+    runs = []
+    for rate, frame in zip(plan.rates_bits_per_s, frames, strict=True):
+        links = Links(bits_per_s=(rate,) * world_size, burst_bytes=burst_bytes)
+        for number, config in enumerate(plan.configs()):
+            key = (config.batch_size, config.dim, config.micro_batches)
+            if key not in sizes:
+                sizes[key] = sizes_of_run(config, world_size)
+            runs.append(
+                ProfiledRun(
+                    frame=frame[frame["run"] == number],
+                    config=config,
+                    sizes=sizes[key],
+                    links=links,
+                    name=f"{rate}:{number % (len(plan.workloads) * len(plan.devices))}",
+                )
+            )
+    return runs
 
 
 def undisturbed(runs: Sequence[ProfiledRun]) -> list[ProfiledRun]:

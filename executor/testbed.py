@@ -28,6 +28,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Final
 
 from nestpipe.errors import ExecutorError
@@ -35,6 +36,7 @@ from nestpipe.units import BITS_PER_BYTE, KIB, MIB
 
 __all__ = [
     "INTERFACE",
+    "MAX_RANKS",
     "Testbed",
     "TestbedError",
     "down",
@@ -55,7 +57,7 @@ _READY: Final = "ready"
 _LOCK: Final = Path("/run/lock/nestpipe-testbed.lock")
 _NAME: Final = re.compile(r"[a-z0-9]{1,32}")
 _OWNED: Final = re.compile(r"pid(\d+)at(\d+)")
-_MAX_RANKS: Final = 250
+MAX_RANKS: Final = 250
 _MTU_BYTES: Final = 9000
 _QUEUE_BYTES: Final = 64 * MIB
 #: TCP as on a cluster's own network: no restart of slow start after each computing phase, windows that never limit.
@@ -101,8 +103,8 @@ class Testbed:
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise TestbedError(f"testbed name must be 1 to 32 lower-case letters and digits, got {self.name!r}")
-        if not 1 <= self.world_size <= _MAX_RANKS:
-            raise TestbedError(f"a testbed has 1 to {_MAX_RANKS} ranks, got {self.world_size}")
+        if not 1 <= self.world_size <= MAX_RANKS:
+            raise TestbedError(f"a testbed has 1 to {MAX_RANKS} ranks, got {self.world_size}")
         for rank, rate in enumerate(self.rates_bits_per_s):
             if not 1_000_000 <= rate <= 100_000_000_000:
                 raise TestbedError(f"rate of rank {rank} must be 1 Mbit/s to 100 Gbit/s, got {rate} bit/s")
@@ -212,11 +214,34 @@ def remove_stale() -> list[str]:
 def temporary(rates_bits_per_s: Sequence[int], *, burst_bytes: int = 256 * KIB) -> Iterator[Testbed]:
     """A testbed that is there inside the `with` block and gone after it, however the block ends."""
     bed = Testbed(name=owned_name(), rates_bits_per_s=tuple(rates_bits_per_s), burst_bytes=burst_bytes)
-    up(bed)
+    with _terminated_as_exit():
+        up(bed)
+        try:
+            yield bed
+        finally:
+            down(bed.name)
+
+
+@contextmanager
+def _terminated_as_exit() -> Iterator[None]:
+    """While there is a testbed, SIGTERM unwinds the stack as Ctrl-C does, so that it and its ranks are removed."""
+
+    def leave(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        print("terminated; the testbed is removed", file=sys.stderr, flush=True)
+        raise SystemExit(128 + number)
+
     try:
-        yield bed
+        before = signal.signal(signal.SIGTERM, leave)
+    except ValueError:  # not in the main thread: the owner of that thread cleans up
+        yield
+        return
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("interrupted; the testbed is removed", file=sys.stderr, flush=True)
+        raise
     finally:
-        down(bed.name)
+        signal.signal(signal.SIGTERM, before)
 
 
 def _build(bed: Testbed) -> None:

@@ -12,11 +12,10 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import IO, Final
 
 from executor.testbed import INTERFACE, Testbed, TestbedError
@@ -80,8 +79,11 @@ def launch(
 
     Raises:
         TestbedError: on a timeout, and, with `check`, if a rank failed; names the rank and the end of its stderr.
+            If the timeout is not positive.
     """
-    with tempfile.TemporaryDirectory(prefix="nestpipe-ranks-") as folder, _terminated_as_exit():
+    if not timeout_s > 0:
+        raise TestbedError(f"the timeout must be positive, got {timeout_s:g} s")
+    with tempfile.TemporaryDirectory(prefix="nestpipe-ranks-") as folder:
         ranks: list[_Rank] = []
         try:
             for rank in range(bed.world_size):
@@ -171,21 +173,3 @@ def _wait(ranks: Sequence[_Rank], timeout_s: float, grace_s: float) -> list[int]
 def _tail(result: RankResult) -> str:
     lines = result.stderr.strip().splitlines()[-_TAIL_LINES:]
     return "".join(f"\n  rank {result.rank}: {line}" for line in lines)
-
-
-@contextmanager
-def _terminated_as_exit() -> Iterator[None]:
-    """While ranks run, SIGTERM unwinds the stack as Ctrl-C does, so that namespaces and ranks are cleaned up."""
-
-    def leave(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-        raise SystemExit(128 + number)
-
-    try:
-        before = signal.signal(signal.SIGTERM, leave)
-    except ValueError:  # not in the main thread: the owner of that thread cleans up
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

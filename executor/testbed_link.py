@@ -27,6 +27,7 @@ _PORT: Final = 29_400
 _CHUNK_BYTES: Final = 64 * KIB
 _SKIP_BYTES: Final = 1 * MIB
 _CONNECT_S: Final = 10.0
+_MAX_S: Final = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +53,12 @@ def check_links(bed: Testbed, *, seconds: float = 0.5) -> list[LinkRate]:
         seconds: how long each stream should take.
 
     Raises:
-        TestbedError: if there is one rank only, or a rank fails.
+        TestbedError: if there is one rank only, the time is impossible, or a rank fails.
     """
     if bed.world_size < 2:
         raise TestbedError("measuring a link takes at least 2 ranks")
+    if not 0 < seconds <= _MAX_S:
+        raise TestbedError(f"a stream takes more than 0 and at most {_MAX_S:g} seconds, got {seconds:g}")
     rates = bed.rates_bits_per_s
     plan = [
         int(seconds * min(rates[rank], rates[rank - 1]) / BITS_PER_BYTE) + _SKIP_BYTES for rank in range(bed.world_size)

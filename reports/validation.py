@@ -12,16 +12,17 @@ from nestpipe.errors import TraceError
 from nestpipe.timeline import Timeline
 from reports.figures import sheet, styled
 from reports.plot_timeline import timelines
-from reports.style import GRID, INK, MUTED, method_marks
+from reports.style import GRID, INK, MUTED, Mark, method_marks
 from reports.tables import need_columns
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["BAND", "history", "predicted_against_measured", "timeline_pair"]
+__all__ = ["BAND", "check_history", "history", "predicted_against_measured", "timeline_pair"]
 
 #: The half-width of the band around the diagonal.
 BAND: Final = 0.05
+_ENTRY_IN: Final = 0.6  # as wide as its label
 _ENTRY: Final = ("commit", "grid", "world_size", "compute", "mean_absolute_error", "worst_absolute_error")
 
 
@@ -46,28 +47,7 @@ def predicted_against_measured(
         axes.fill_between(line, line * (1 - BAND), line * (1 + BAND), color=GRID, label="±5 %", linewidth=0)
         axes.plot(line, line, color=MUTED, linewidth=1.0, label="predicted = measured")
         for schedule, rows in table.groupby("schedule", sort=False):
-            mark = marks[str(schedule)]
-            center = rows["predicted_ms"].to_numpy()
-            bars = np.abs(rows[["low_ms", "high_ms"]].to_numpy().T - center)
-            axes.errorbar(
-                rows["measured_ms"],
-                center,
-                yerr=bars,
-                color=mark.colour,
-                marker=mark.marker,
-                linestyle="",
-                markersize=5,
-                elinewidth=0.8,
-                label=str(schedule),
-            )
-            errors.plot(
-                rows["measured_ms"],
-                rows["error"] * 100,
-                color=mark.colour,
-                marker=mark.marker,
-                linestyle="",
-                markersize=5,
-            )
+            _points(axes, errors, rows, str(schedule), marks[str(schedule)])
         axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high))
         axes.set_xlabel("measured step latency (ms)")
         axes.set_ylabel("predicted step latency (ms)")
@@ -86,6 +66,15 @@ def predicted_against_measured(
     return figure
 
 
+def _points(axes: Any, errors: Any, rows: pd.DataFrame, schedule: str, mark: Mark) -> None:
+    """The configurations of a schedule, with intervals left and as errors right."""
+    style = {"color": mark.colour, "marker": mark.marker, "linestyle": "", "markersize": 5}
+    center = rows["predicted_ms"].to_numpy()
+    bars = np.abs(rows[["low_ms", "high_ms"]].to_numpy().T - center)
+    axes.errorbar(rows["measured_ms"], center, yerr=bars, elinewidth=0.8, label=schedule, **style)
+    errors.plot(rows["measured_ms"], rows["error"] * 100, **style)
+
+
 def timeline_pair(predicted: Timeline, measured: Timeline, *, name: str, steps: int = 2) -> Figure:
     """The predicted timeline above the measured one, on one time axis."""
     return timelines({f"{name} predicted": predicted, f"{name} measured": measured}, steps=steps)
@@ -100,13 +89,10 @@ def history(entries: Sequence[Mapping[str, Any]]) -> Figure:
     """
     if not entries:
         raise TraceError("validation history: no entry to draw; run 'nestpipe validate' first")
-    for number, entry in enumerate(entries):
-        missing = [name for name in _ENTRY if name not in entry]
-        if missing:
-            raise TraceError(f"validation history: entry {number} lacks {', '.join(missing)}")
+    check_history(entries)
     x = np.arange(len(entries))
     with styled():
-        figure, (axes,) = sheet(8.0, 3.6)
+        figure, (axes,) = sheet(max(8.0, _ENTRY_IN * len(entries)), 3.6)
         for name, words, marker in (
             ("worst_absolute_error", "worst", "v"),
             ("mean_absolute_error", "mean", "o"),
@@ -115,7 +101,7 @@ def history(entries: Sequence[Mapping[str, Any]]) -> Figure:
             axes.plot(
                 x, values, marker=marker, color=INK if name.startswith("mean") else MUTED, label=f"{words} |error|"
             )
-        axes.axhline(100 * BAND, color=GRID, linewidth=1.5, label="5 %")
+        axes.axhline(100 * BAND, color=MUTED, linewidth=1.0, linestyle="--", label="5 %")
         labels = [
             f"{each['commit']}\n{each['grid']}\n{each['world_size']} ranks\n{each['compute']}" for each in entries
         ]
@@ -127,6 +113,24 @@ def history(entries: Sequence[Mapping[str, Any]]) -> Figure:
     return figure
 
 
+def check_history(entries: Sequence[object], name: str = "validation history") -> None:
+    """Refuse a history that cannot be drawn.
+
+    Raises:
+        TraceError: if an entry is not a mapping, lacks a value, or has an impossible error; says which entry of `name`.
+    """
+    for number, entry in enumerate(entries):
+        if not isinstance(entry, Mapping):
+            raise TraceError(f"{name}: entry {number} must be an object, got {entry!r:.40}")
+        missing = [key for key in _ENTRY if key not in entry]
+        if missing:
+            raise TraceError(f"{name}: entry {number} lacks {', '.join(missing)}")
+        for key in ("mean_absolute_error", "worst_absolute_error"):
+            value = entry[key]
+            if not isinstance(value, int | float) or not 0 <= value < np.inf:
+                raise TraceError(f"{name}: entry {number}: {key} must be a number that is not negative, got {value!r}")
+
+
 def _two(width_in: float, height_in: float) -> tuple[Figure, tuple[Any, Any]]:
     from matplotlib.figure import Figure
 
@@ -136,10 +140,11 @@ def _two(width_in: float, height_in: float) -> tuple[Figure, tuple[Any, Any]]:
 
 
 def _plain_log_ticks(axes: Any, low: float, high: float) -> None:
-    """Ticks at 1, 2, 5 times powers of ten, written as plain numbers."""
+    """Ticks at round multiples of powers of ten, more of them on a short axis, written as plain numbers."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-    ticks = [m * 10.0**e for e in range(-3, 7) for m in (1, 2, 5) if low <= m * 10.0**e <= high]
+    steps = (1, 2, 5) if high > 10 * low else (1, 1.5, 2, 3, 4, 5, 6, 8)
+    ticks = [m * 10.0**e for e in range(-3, 7) for m in steps if low <= m * 10.0**e <= high]
     for axis, scale in ((axes.xaxis, axes.get_xscale()), (axes.yaxis, axes.get_yscale())):
         if scale == "log":
             axis.set_major_locator(FixedLocator(ticks))

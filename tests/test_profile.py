@@ -81,7 +81,12 @@ def test_a_cost_table_survives_its_file(tmp_path: Path) -> None:
     [
         ({"version": 9}, "cost table version 9 is not known"),
         ({"columns": ["kind"], "rows": [["lookup"]]}, "missing column variant"),
-        ({"rows": "x"}, "DataFrame"),
+        ({"columns": "kind"}, "columns must be a list of names, got 'kind'"),
+        ({"columns": ["kind", "kind"]}, "columns must differ, got kind, kind"),
+        ({"rows": "x"}, "rows must be a list, got 'x'"),
+        ({"rows": []}, "no rows; write the table anew"),
+        ({"rows": [[1, 2]]}, "row 0 must be a list of 17 values"),
+        ({"meta": None}, "meta must be an object, got None"),
     ],
 )
 def test_a_damaged_cost_table_is_refused_by_field(tmp_path: Path, change: dict[str, object], message: str) -> None:
@@ -98,6 +103,21 @@ def test_a_negative_time_and_an_unknown_kind_are_refused_by_row() -> None:
         CostTable(rows=rows)
     with pytest.raises(TraceError, match=r"row 0: unknown kind 'lookups'.*did you mean 'lookup'"):
         CostTable(rows=_rows([(10, 4, 100)]).assign(kind="lookups"))
+    with pytest.raises(TraceError, match=r"row 0: unknown kind \"\['lookup'\]\""):
+        CostTable(rows=_rows([(10, 4, 100)]).assign(kind=[["lookup"]]))
+    with pytest.raises(TraceError, match="row 0: bytes must be a number that is not negative, got '12'"):
+        CostTable(rows=_rows([(10, 4, 100)]).assign(bytes="12"))
+    with pytest.raises(TraceError, match=r"row 0: time_ns_p50 must be a number.*got 1e\+300"):
+        CostTable(rows=_rows([(10, 4, 100)]).assign(time_ns_p50=1e300))
+
+
+@pytest.mark.parametrize("value", [None, "2", [], True, -1, float("nan"), float("inf")])
+def test_a_number_of_the_meta_is_refused_by_table_and_key(value: object) -> None:
+    table = CostTable(rows=_rows([(10, 4, 100)]), meta={"issue": {"p50_ns": value}}, name="my.json")
+    with pytest.raises(TraceError, match=r"my.json: meta.issue.p50_ns must be a finite number.*profile"):
+        table.number("issue", "p50_ns")
+    with pytest.raises(TraceError, match=r"my.json: meta.issue.p50_ns.more is missing"):
+        table.number("issue", "p50_ns", "more")
 
 
 def test_redrawn_means_stay_within_their_sampling_error() -> None:
@@ -231,13 +251,23 @@ def test_impossible_configurations_are_refused() -> None:
 
 
 def test_what_was_profiled_cannot_be_validated_on() -> None:
-    profiled = [config.values() for plan in (quick_plan, full_plan) for config in plan((None,)).configs()]
+    configs = [config.values() for plan in (quick_plan, full_plan) for config in plan((None,)).configs()]
+    profiled = CostTable(rows=_rows([(10, 4, 100)]), meta={"configurations": configs})
     used = full_plan((None,)).configs()[0]
     with pytest.raises(CaseError, match="was used in the profile; validate only on what no fit has seen"):
         check_separate(profiled, [replace(used, schedule="nestpipe", seed=5)])
     with pytest.raises(CaseError, match="was used in the profile"):
         check_separate(profiled, [replace(used, schedule="nestpipe", dim=7)])
     check_separate(profiled, [replace(used, schedule="nestpipe", dim=7, seed=5)])
+
+
+@pytest.mark.parametrize("configurations", [None, [], {}, 3, [3], [{"dim": 8}], [{"dim": "8", "seed": 1}]])
+def test_a_table_that_does_not_say_what_was_profiled_validates_nothing(configurations: object) -> None:
+    table = CostTable(rows=_rows([(10, 4, 100)]), meta={"configurations": configurations}, name="my.json")
+    with pytest.raises(TraceError, match=r"my.json: meta.configurations must say batch_size, dim, micro_batches, seed"):
+        check_separate(table, [CONFIG])
+    with pytest.raises(TraceError, match=r"my.json: meta.configurations is missing"):
+        check_separate(replace(table, meta={}), [CONFIG])
 
 
 def test_costs_depend_on_what_their_kind_touches() -> None:

@@ -138,6 +138,41 @@ def test_what_a_killed_owner_left_is_removed_by_the_next_one() -> None:
 
 
 @pytest.mark.usefixtures("allowed")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, -signal.SIGINT)])
+def test_an_owner_that_is_asked_to_end_leaves_nothing_behind(number: signal.Signals, code: int) -> None:
+    script = textwrap.dedent(
+        """
+        import time
+        from executor import testbed
+        with testbed.temporary([10**8] * 2) as bed:
+            print(bed.name, flush=True)
+            time.sleep(600)
+        """
+    )
+    command = [sys.executable, "-c", script]
+    owner = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    assert owner.stdout is not None
+    name = owner.stdout.readline().strip()
+    assert len(testbed.existing()[name]) == 3
+    owner.send_signal(number)
+    _, errors = owner.communicate(timeout=30)
+    assert owner.returncode == code
+    assert name not in testbed.existing()
+    word = "terminated" if number == signal.SIGTERM else "interrupted"
+    assert errors.startswith(f"{word}; the testbed is removed\n")
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
+def test_an_impossible_time_is_refused(seconds: float) -> None:
+    bed = Testbed(name="t", rates_bits_per_s=(MBIT, MBIT))
+    with pytest.raises(TestbedError, match="a stream takes more than 0"):
+        check_links(bed, seconds=seconds)
+    if not seconds > 0:
+        with pytest.raises(TestbedError, match="the timeout must be positive"):
+            launch(bed, ["true"], timeout_s=seconds)
+
+
+@pytest.mark.usefixtures("allowed")
 def test_a_named_testbed_stays_until_down_and_is_not_made_twice() -> None:
     bed = Testbed(name=f"named{os.getpid()}", rates_bits_per_s=(100 * MBIT,) * 2)
     testbed.up(bed)

@@ -23,9 +23,9 @@ from nestpipe.cli._profile_topology import topology_text
 from nestpipe.cli._validate_causes import CAUSES, split_error
 from nestpipe.cli._validate_compare import Outcome, compare, kind_errors, outcome_of, summarise
 from nestpipe.cli._validate_grid import GRIDS, Point, grid
-from nestpipe.cli._validate_predict import Prediction, machine_of, predict
-from nestpipe.cli._validate_run import bench
-from nestpipe.errors import CaseError, TraceError
+from nestpipe.cli._validate_predict import Prediction, differences, machine_of, predict
+from nestpipe.cli._validate_run import bench, check_writable
+from nestpipe.errors import CaseError, NestPipeError, TraceError
 from nestpipe.ir import OpKind, unroll
 from nestpipe.metrics import measure
 from reports.figures import save
@@ -75,8 +75,10 @@ def _table(config: RunConfig, *, handoff_ns: int = 10_000) -> CostTable:
     meta |= {
         "turn_bytes": {},
         "transfer_cores": 0.0,
-        "repeatability_cv": {"real": 0.0},
-        "configurations": [],
+        "repeatability_cv": {"real": 0.0, "emulated": 0.0},
+        "configurations": [{"batch_size": 1, "dim": 1, "micro_batches": 1, "seed": 1}],
+        "priority": "normal",
+        "probe_ns": 1000,
     }
     return CostTable(rows=pd.DataFrame(rows, columns=list(COST_COLUMNS)), meta=meta)
 
@@ -188,8 +190,36 @@ def test_a_faster_link_never_hurts_and_a_slower_one_never_helps() -> None:
 def test_a_cost_table_without_what_lanes_take_is_refused() -> None:
     table = _table(CONFIG)
     meta = {name: value for name, value in table.meta.items() if name != "handoff"}
-    with pytest.raises(TraceError, match="meta lacks 'handoff'; write the table anew"):
+    with pytest.raises(TraceError, match=r"cost table: meta\.handoff\.p50_ns is missing; write the table anew"):
         machine_of(CostTable(rows=table.rows, meta=meta), [MBIT] * 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"cores": 0}, "meta.cores must be positive, got 0"),
+        ({"cores": float("inf")}, "meta.cores must be a finite number"),
+        ({"handoff": None}, "meta.handoff.p50_ns is missing"),
+        ({"issue": {"p50_ns": float("inf")}}, "meta.issue.p50_ns must be a finite number"),
+        ({"turn_bytes": None}, "meta.turn_bytes must be bytes by op kind, got None"),
+        ({"turn_bytes": {"all_reduced": 1}}, "meta.turn_bytes must be bytes by op kind"),
+        ({"turn_bytes": {"all_reduce": float("nan")}}, "meta.turn_bytes.all_reduce must be a finite number"),
+        ({"priority": 3}, "meta.priority must be text, got 3"),
+        ({"repeatability_cv": {"real": -1}}, "meta.repeatability_cv.real must be a finite number"),
+        ({"repeatability_cv": {}}, "meta.repeatability_cv.real is missing"),
+    ],
+)
+def test_a_machine_that_cannot_be_is_refused_by_key(change: dict[str, Any], message: str) -> None:
+    table = _table(CONFIG)
+    table = replace(table, meta={**table.meta, **change}, name="my.json")
+    with pytest.raises(TraceError, match=f"my.json: {message}.*nestpipe profile"):
+        predict(CONFIG, table, machine_of(table, [MBIT] * 2), draws=2)
+
+
+def test_what_runs_otherwise_than_profiled_is_said() -> None:
+    table = _table(CONFIG)
+    assert differences(table, {"priority": "normal", "bench": "torchrun"}) == []
+    assert differences(table, {"priority": "realtime"}) == ["priority is realtime here and was normal in the profile"]
 
 
 @pytest.fixture(scope="module")
@@ -263,12 +293,13 @@ def test_errors_speedups_and_rankings_follow_their_definitions() -> None:
 
 
 def test_no_grid_touches_what_any_profile_fits_on() -> None:
+    rows = _table(CONFIG).rows
     for plan in (quick_plan, full_plan):
         profiled = [config.values() for config in plan((None, EmulatedDevice())).configs()]
         rates = set(plan((None,)).rates_bits_per_s)
         for name in GRIDS:
             points = grid(name, EmulatedDevice())
-            check_separate(profiled, [point.config for point in points])
+            check_separate(CostTable(rows=rows, meta={"configurations": profiled}), [each.config for each in points])
             assert not rates & {point.rate_bits_per_s for point in points}
     assert all(len(grid(name, None)) >= 30 for name in ("first", "second", "third", "fourth", "fifth"))
     workloads = [{point.config.workload for point in grid(name, None)} for name in GRIDS]
@@ -293,6 +324,79 @@ def test_the_command_refuses_to_validate_on_what_was_profiled(tmp_path: Path) ->
     with pytest.raises(CaseError, match="validate only on what no fit has seen"):
         validate(costs=path, grid="quick", out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tolerance": float("nan")}, "--tolerance and --seed must not be negative, got nan and 0"),
+        ({"seed": -1}, "--tolerance and --seed must not be negative, got 0.05 and -1"),
+        ({"rate": 100.0}, "--rate-mbit-per-s is for torchrun; on a testbed links have the rates of the grid"),
+        ({"timeout_s": 0.0}, "--timeout-s must be positive, got 0"),
+        ({"patience_s": float("nan")}, "--patience-s must not be negative, got nan"),
+        ({"world_size": 1}, "--world-size must be 2 to 250, got 1"),
+        ({"world_size": 999}, "--world-size must be 2 to 250, got 999"),
+        ({"device": "cuda"}, "--backend gloo --device cuda: a testbed has gloo and cpu only"),
+    ],
+)
+def test_impossible_options_are_refused_before_anything_runs(
+    tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    from nestpipe.cli.validate import validate
+
+    path = tmp_path / "costs.json"
+    path.write_text(_table(CONFIG).to_json(), encoding="utf-8")
+    with pytest.raises(CaseError, match=message):
+        validate(**{"costs": path, "out": tmp_path / "out", **options})
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rate": [float("nan")]}, "--rate-mbit-per-s must be a positive number, got nan"),
+        ({"rate": [-5.0]}, "--rate-mbit-per-s must be a positive number, got -5"),
+        ({"backend": "nccl"}, "--backend nccl --device cpu: a testbed has gloo and cpu only"),
+        ({"device": "cuda", "topology": Path("node.yaml")}, "--topology describes ranks that are cores of a host"),
+    ],
+)
+def test_impossible_options_of_a_profile_are_refused(options: dict[str, Any], message: str) -> None:
+    from nestpipe.cli.profile import profile
+
+    with pytest.raises(CaseError, match=message):
+        profile(**options)
+
+
+def test_what_could_not_be_written_after_minutes_is_refused_before(tmp_path: Path) -> None:
+    check_writable(None, tmp_path / "new" / "costs.json")
+    assert not (tmp_path / "new" / "costs.json").exists()
+    (tmp_path / "file").touch()
+    with pytest.raises(NestPipeError, match="file: cannot be made a folder"):
+        check_writable(tmp_path / "file" / "costs.json")
+    with pytest.raises(CaseError, match="it is a folder"):
+        check_writable(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"{", "line 1: not valid JSON"),
+        (b"\xff", "byte 0 is not UTF-8 text"),
+        (b"3\n", "entry 0 must be an object, got 3"),
+        (b"\n{}\n", "entry 0 lacks commit, grid"),
+    ],
+)
+def test_a_damaged_history_is_refused_before_anything_runs(tmp_path: Path, content: bytes, message: str) -> None:
+    from nestpipe.cli.validate import validate
+
+    costs, lines = tmp_path / "costs.json", tmp_path / "history.jsonl"
+    costs.write_text(_table(CONFIG).to_json(), encoding="utf-8")
+    lines.write_bytes(content)
+    with pytest.raises(TraceError, match=f"history.jsonl: {message}"):
+        validate(costs=costs, out=tmp_path / "out", history=lines)
+    assert lines.read_bytes() == content
+    with pytest.raises(TraceError, match="Is a directory"):
+        validate(costs=costs, out=tmp_path / "out", history=tmp_path)
 
 
 def _torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,6 +448,13 @@ def test_figures_show_every_configuration(prediction: Prediction, tmp_path: Path
     assert [axes.get_title("left").split(":")[0] for axes in pair.axes] == ["nestpipe predicted", "nestpipe measured"]
 
 
+def test_an_axis_of_less_than_a_decade_has_ticks_enough() -> None:
+    steps = np.array([33.0, 48.0, 92.0])
+    table = pd.DataFrame({"schedule": "sync", "predicted_ms": steps, "low_ms": steps, "high_ms": steps})
+    figure = predicted_against_measured(table.assign(measured_ms=steps, error=0.0))
+    assert figure.axes[0].get_xticks().tolist() == [30, 40, 50, 60, 80, 100]
+
+
 def test_the_history_is_drawn_in_order_and_a_damaged_one_is_refused() -> None:
     entry = {
         "commit": "abc",
@@ -358,8 +469,14 @@ def test_the_history_is_drawn_in_order_and_a_damaged_one_is_refused() -> None:
         "abc\nfirst\n2 ranks\nreal",
         "def\nfirst\n2 ranks\nreal",
     ]
+    many = history([entry] * 40)
+    assert many.get_figwidth() / 40 >= 0.6, "labels would cover each other"
     with pytest.raises(TraceError, match="entry 0 lacks grid"):
         history([{name: value for name, value in entry.items() if name != "grid"}])
+    with pytest.raises(
+        TraceError, match="entry 1: worst_absolute_error must be a number that is not negative, got '1'"
+    ):
+        history([entry, {**entry, "worst_absolute_error": "1"}])
     with pytest.raises(TraceError, match="no entry to draw"):
         history([])
 

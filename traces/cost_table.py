@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,7 +35,6 @@ __all__ = [
     "SIZE_COLUMNS",
     "CostFit",
     "CostTable",
-    "concat_tables",
     "costs_of",
     "fit_kind",
     "read_cost_table",
@@ -51,6 +51,8 @@ COST_COLUMNS: Final = (*_CONDITIONS, *SIZE_COLUMNS, "repeats", *_TIMES, "source"
 _VERSION: Final = 2
 _ONE: Final = "one"
 _WIRE: Final = "wire_ns"
+#: Times and sizes lie below; about 146 years in nanoseconds.
+_TOO_LARGE: Final = float(1 << 62)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -60,25 +62,62 @@ class CostTable:
     Attributes:
         rows: a table with `COST_COLUMNS`; times in nanoseconds.
         meta: provenance: what was measured, where, when, by what, under which load.
+        name: what errors call it, such as its file.
     """
 
     rows: pd.DataFrame
     meta: Mapping[str, Any] = field(default_factory=dict)
+    name: str = "cost table"
 
     def __post_init__(self) -> None:
         missing = [name for name in COST_COLUMNS if name not in self.rows.columns]
         if missing:
-            raise TraceError(f"cost table: missing column {', '.join(missing)}; expected {', '.join(COST_COLUMNS)}")
-        known = {kind.value for kind in OpKind}
+            raise TraceError(f"{self.name}: missing column {', '.join(missing)}; expected {', '.join(COST_COLUMNS)}")
+        if self.rows.empty:
+            raise TraceError(f"{self.name}: no rows; write the table anew with 'nestpipe profile'")
+        known = sorted(kind.value for kind in OpKind)
         for index, kind in enumerate(self.rows["kind"]):
             if kind not in known:
-                raise TraceError(f"cost table: row {index}: {unknown_name('kind', str(kind), known)}")
+                raise TraceError(f"{self.name}: row {index}: {unknown_name('kind', str(kind), known)}")
         for name in (*SIZE_COLUMNS, *_TIMES, "repeats"):
-            values = pd.to_numeric(self.rows[name], errors="coerce").to_numpy(dtype=np.float64)
-            bad = np.flatnonzero(~(values >= 0) | ~np.isfinite(values))
+            # text is no number, even where it looks like one
+            found = self.rows[name].map(lambda value: None if isinstance(value, str) else value)
+            values = pd.to_numeric(found, errors="coerce").to_numpy(dtype=np.float64)
+            bad = np.flatnonzero(~((values >= 0) & (values < _TOO_LARGE)))
             if len(bad):
-                got = self.rows[name].iloc[int(bad[0])]
-                raise TraceError(f"cost table: row {bad[0]}: {name} must be a number that is not negative, got {got}")
+                got = self.rows[name].tolist()[bad[0]]
+                raise TraceError(
+                    f"{self.name}: row {bad[0]}: {name} must be a number that is not negative, got {got!r}"
+                )
+
+    def value(self, *keys: str) -> Any:
+        """What the meta holds at `keys`, a mapping in a mapping.
+
+        Raises:
+            TraceError: if there is nothing; names the table and the keys.
+        """
+        found: Any = self.meta
+        for key in keys:
+            if not isinstance(found, Mapping) or key not in found:
+                raise self.problem(keys, "is missing")
+            found = found[key]
+        return found
+
+    def number(self, *keys: str) -> float:
+        """The finite number that the meta holds at `keys`, not negative.
+
+        Raises:
+            TraceError: if there is none; names the table, the keys and what is there.
+        """
+        found = self.value(*keys)
+        usable = isinstance(found, int | float) and not isinstance(found, bool) and math.isfinite(found) and found >= 0
+        if not usable:
+            raise self.problem(keys, f"must be a finite number that is not negative, got {found!r}")
+        return float(found)
+
+    def problem(self, keys: Sequence[str], what: str) -> TraceError:
+        """The error for what is wrong with the meta at `keys`."""
+        return TraceError(f"{self.name}: meta.{'.'.join(keys)} {what}; write the table anew with 'nestpipe profile'")
 
     @property
     def digest(self) -> str:
@@ -99,23 +138,23 @@ def read_cost_table(path: str | os.PathLike[str]) -> CostTable:
         TraceError: if the file cannot be read, is of another version, or lacks a column.
     """
     value = load_json(path)
-    if not isinstance(value, Mapping) or "rows" not in value or "columns" not in value:
+    if not isinstance(value, Mapping) or not {"meta", "columns", "rows"} <= value.keys():
         raise TraceError(f"{path}: expected a cost table (version, meta, columns, rows); 'nestpipe profile' writes one")
     if value.get("version") != _VERSION:
         raise TraceError(f"{path}: cost table version {value.get('version')!r} is not known; expected {_VERSION}")
-    try:
-        rows = pd.DataFrame(value["rows"], columns=value["columns"])
-        return CostTable(rows=rows, meta=dict(value.get("meta", {})))
-    except (ValueError, TraceError) as error:
-        raise TraceError(f"{path}: {error}") from None
-
-
-def concat_tables(tables: Sequence[CostTable]) -> CostTable:
-    """The rows of several tables; the meta of the first, with the digests of all."""
-    if not tables:
-        raise TraceError("no cost table given")
-    rows = pd.concat([table.rows for table in tables], ignore_index=True)
-    return CostTable(rows=rows, meta={**tables[0].meta, "parts": [table.digest for table in tables]})
+    meta, columns, rows = (value[name] for name in ("meta", "columns", "rows"))
+    if not isinstance(meta, Mapping):
+        raise TraceError(f"{path}: meta must be an object, got {meta!r:.40}")
+    if not isinstance(columns, list) or not all(isinstance(name, str) for name in columns):
+        raise TraceError(f"{path}: columns must be a list of names, got {columns!r:.40}")
+    if len(set(columns)) < len(columns):
+        raise TraceError(f"{path}: columns must differ, got {', '.join(columns)}")
+    if not isinstance(rows, list):
+        raise TraceError(f"{path}: rows must be a list, got {rows!r:.40}")
+    for index, row in enumerate(rows):
+        if not isinstance(row, list) or len(row) != len(columns):
+            raise TraceError(f"{path}: row {index} must be a list of {len(columns)} values, got {row!r:.40}")
+    return CostTable(rows=pd.DataFrame(rows, columns=columns), meta=dict(meta), name=str(path))
 
 
 def summarise(samples: pd.DataFrame, *, source: str) -> pd.DataFrame:

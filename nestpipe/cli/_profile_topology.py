@@ -18,6 +18,7 @@ __all__ = ["topology_text"]
 _SIZE: Final = 384
 _COPY_BYTES: Final = 1 << 26
 _REPEATS: Final = 5
+_MEASURED: Final = "measured by nestpipe profile"
 
 
 def topology_text(table: CostTable, *, name: str = "this_machine") -> str:
@@ -30,17 +31,11 @@ def topology_text(table: CostTable, *, name: str = "this_machine") -> str:
         name: of the topology.
     """
     ranks = int(table.meta["world_size"])
-    rate = max(table.meta["rates_bits_per_s"]) / BITS_PER_BYTE
     variant = next(name for name in sorted(set(table.rows["variant"])) if name.startswith("real"))
     lookup = fit_kind(table.rows, OpKind.LOOKUP, variant, ("unique_keys",))
     row_ns = max(lookup.coefficients.get("unique_keys", 0.0), 1.0)
     copy = _copy_bytes_per_s()
-    measured = "measured by nestpipe profile"
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-    def quantity(value: float, source: str) -> dict[str, object]:
-        return {"value": float(f"{value:.4g}"), "source": source}
-
     document = {
         "format": "nestpipe-topology-1",
         "name": name,
@@ -49,34 +44,38 @@ def topology_text(table: CostTable, *, name: str = "this_machine") -> str:
         "ranks_default": ranks,
         "accelerator": {
             "name": "a core of the host",
-            "compute_flops_per_s": quantity(_flops_per_s(), f"{measured}: float32 matmul of {_SIZE}, one thread"),
-            "memory_bandwidth_bytes_per_s": quantity(copy, f"{measured}: copy of 64 MiB, read and written"),
-            "memory_capacity_bytes": quantity(memory / ranks, "operating system, shared evenly by the ranks"),
-            "copy_engines": quantity(1, "assumed: a core copies"),
+            "compute_flops_per_s": _quantity(_flops_per_s(), f"{_MEASURED}: float32 matmul of {_SIZE}, one thread"),
+            "memory_bandwidth_bytes_per_s": _quantity(copy, f"{_MEASURED}: copy of 64 MiB, read and written"),
+            "memory_capacity_bytes": _quantity(memory / ranks, "operating system, shared evenly by the ranks"),
+            "copy_engines": _quantity(1, "assumed: a core copies"),
         },
         "host": {
             "accelerators_per_host": ranks,
-            "cores": quantity(float(table.meta["cores"]), "operating system"),
-            "dram_bandwidth_bytes_per_s": quantity(copy, f"{measured}: copy of 64 MiB, read and written"),
-            "dram_capacity_bytes": quantity(memory, "operating system"),
-            "lookup_rate_rows_per_s": quantity(ranks * NS_PER_S / row_ns, f"fitted: {row_ns:.4g} ns a row and rank"),
-            "pcie_bandwidth_bytes_per_s": quantity(copy, "assumed: host and device memory are one"),
+            "cores": _quantity(table.number("cores"), "operating system"),
+            "dram_bandwidth_bytes_per_s": _quantity(copy, f"{_MEASURED}: copy of 64 MiB, read and written"),
+            "dram_capacity_bytes": _quantity(memory, "operating system"),
+            "lookup_rate_rows_per_s": _quantity(ranks * NS_PER_S / row_ns, f"fitted: {row_ns:.4g} ns a row and rank"),
+            "pcie_bandwidth_bytes_per_s": _quantity(copy, "assumed: host and device memory are one"),
             "accelerators_per_pcie_switch": 1,
-            "pcie_switch_bandwidth_bytes_per_s": quantity(copy, "assumed: host and device memory are one"),
+            "pcie_switch_bandwidth_bytes_per_s": _quantity(copy, "assumed: host and device memory are one"),
         },
         "tiers": [
             {
                 "name": "link",
                 "kind": "switch",
                 "ranks_per_group": max(ranks, 250),
-                "bandwidth_bytes_per_s": quantity(rate, "as shaped or given"),
-                "latency_ns": quantity(
-                    float(table.meta["handoff"]["p50_ns"]), f"{measured}: hand-over to a waiting lane"
+                "bandwidth_bytes_per_s": _quantity(
+                    max(table.meta["rates_bits_per_s"]) / BITS_PER_BYTE, "as shaped or given"
                 ),
+                "latency_ns": _quantity(table.number("handoff", "p50_ns"), f"{_MEASURED}: hand-over of lanes"),
             }
         ],
     }
     return yaml.safe_dump(document, sort_keys=False, width=120)
+
+
+def _quantity(value: float, source: str) -> dict[str, object]:
+    return {"value": float(f"{value:.4g}"), "source": source}
 
 
 def _flops_per_s() -> float:

@@ -18,7 +18,7 @@ from nestpipe.ir import COLLECTIVES, unroll
 from nestpipe.metrics import StepMetrics, measure
 from nestpipe.timeline import Timeline, from_frame
 
-__all__ = ["KEYS", "Outcome", "compare", "kind_errors", "outcome_of", "prediction_rows", "summarise"]
+__all__ = ["KEYS", "Outcome", "compare", "kind_errors", "outcome_of", "prediction_rows", "status_of", "summarise"]
 
 KEYS: Final = ("schedule", "micro_batches", "batch_size", "dim", "rate_mbit_per_s", "compute")
 _BASELINE: Final = "sync"
@@ -151,6 +151,7 @@ def summarise(table: pd.DataFrame) -> dict[str, Any]:
         "mean_absolute_exposed_error_of_step": float(
             ((table["predicted_exposed_ms"] - table["measured_exposed_ms"]).abs() / table["measured_ms"]).mean()
         ),
+        "extrapolated": int((table["extrapolated"] > 0).sum()),
         "inside_interval": int(table["inside"].sum()),
         "rankings_right": right,
         "rankings_judged": judged,
@@ -192,6 +193,11 @@ def _workload(outcome: Outcome) -> tuple[Any, ...]:
     return _key(outcome)[1:]
 
 
+def status_of(extrapolated: float) -> str:
+    """What a prediction is called of which that share of the op time rests on sizes that were not profiled."""
+    return "extrapolated" if extrapolated else "predicted"
+
+
 def prediction_rows(points: Sequence[Point], predictions: Sequence[Prediction]) -> list[Mapping[str, Any]]:
     """What is written down before anything runs."""
     return [
@@ -207,7 +213,7 @@ def prediction_rows(points: Sequence[Point], predictions: Sequence[Prediction]) 
             "low_ms": prediction.step_ms_low,
             "high_ms": prediction.step_ms_high,
             "extrapolated": prediction.extrapolated,
-            "status": "predicted",
+            "status": status_of(prediction.extrapolated),
         }
         for point, prediction in zip(points, predictions, strict=True)
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -10,7 +10,6 @@ import numpy as np
 
 from executor.profile_run import RunConfig, loop_of, sizes_of_run
 from executor.profile_sizes import RunSizes
-from nestpipe.errors import TraceError
 from nestpipe.ir import OpKind, Program, unroll
 from nestpipe.metrics import StepMetrics, measure
 from nestpipe.timeline import Timeline
@@ -20,7 +19,7 @@ from sim.engine import simulate
 from sim.folding import World
 from traces.cost_table import CostFit, CostTable, costs_of, fit_kind, resample
 
-__all__ = ["Prediction", "machine_of", "predict"]
+__all__ = ["Prediction", "differences", "machine_of", "predict"]
 
 _QUARTILE: Final = 0.6745
 _NINE_OF_TEN: Final = 1.645  # standard deviations, normal
@@ -52,25 +51,40 @@ def machine_of(table: CostTable, rates_bits_per_s: Sequence[int]) -> Machine:
     """The machine that a cost table was measured on, with links of the given rates.
 
     Raises:
-        TraceError: if the table does not say how long its lanes take to hand over.
+        TraceError: if the table lacks one of the machine's values, or has an impossible one.
     """
+    cores = table.number("cores")
+    if not cores:
+        raise table.problem(["cores"], "must be positive, got 0")
+    priority = table.value("priority")
+    if not isinstance(priority, str):
+        raise table.problem(["priority"], f"must be text, got {priority!r}")
+    turns = table.value("turn_bytes")
+    known = {kind.value for kind in OpKind}
+    if not isinstance(turns, Mapping) or not turns.keys() <= known:
+        raise table.problem(["turn_bytes"], f"must be bytes by op kind, got {turns!r}")
+    return Machine(
+        link_bytes_per_s=tuple(rate / BITS_PER_BYTE for rate in rates_bits_per_s),
+        burst_bytes=table.number("burst_bytes"),
+        cores=cores,
+        # with more ranks than cores each op was seen competing with other ranks, so its cost holds that already
+        core_each=len(rates_bits_per_s) > cores,
+        run_to_completion="realtime" in priority,
+        transfer_cores=table.number("transfer_cores"),
+        turn_bytes={OpKind(kind): table.number("turn_bytes", kind) for kind in turns},
+        handoff_ns=int(table.number("handoff", "p50_ns")),
+        issue_ns=int(table.number("issue", "p50_ns")),
+    )
+
+
+def differences(table: CostTable, conditions: Mapping[str, object]) -> list[str]:
+    """Where what is predicted runs otherwise than what was profiled, in words; predictions are for the latter."""
     meta = table.meta
-    try:
-        crowded = len(rates_bits_per_s) / float(meta["cores"])
-        return Machine(
-            link_bytes_per_s=tuple(rate / BITS_PER_BYTE for rate in rates_bits_per_s),
-            burst_bytes=float(meta["burst_bytes"]),
-            cores=float(meta["cores"]),
-            # with more ranks than cores each op was seen competing with other ranks, so its cost holds that already
-            core_each=crowded > 1,
-            run_to_completion="realtime" in str(meta.get("priority", "")),
-            transfer_cores=float(meta["transfer_cores"]),
-            turn_bytes={OpKind(kind): float(num_bytes) for kind, num_bytes in meta["turn_bytes"].items()},
-            handoff_ns=int(meta["handoff"]["p50_ns"]),
-            issue_ns=int(meta["issue"]["p50_ns"]),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise TraceError(f"cost table: meta lacks {error}; write the table anew with 'nestpipe profile'") from None
+    return [
+        f"{name} is {value} here and was {meta[name]} in the profile"
+        for name, value in conditions.items()
+        if name in meta and meta[name] != value
+    ]
 
 
 def predict(
@@ -106,18 +120,14 @@ def predict(
         busy = {}  # an accelerator of its own
     timeline = _simulate(program, fits, op_sizes, machine, busy)
     metrics = measure(timeline, global_batch=config.batch_size * machine.world_size)
-    generator = np.random.default_rng(seed)
+    spread = {kind: fit.spread / _QUARTILE for kind, fit in fits.items()}
     steps = []
-    for draw in range(draws):
-        redrawn = _fits(CostTable(rows=resample(table.rows, generator), meta=table.meta), config.variant, kinds)
-        drawn = {kind: _moved(fit, generator) for kind, fit in redrawn.items()}
-        spread = {kind: fit.spread / _QUARTILE for kind, fit in fits.items()}
-        again = _simulate(program, drawn, op_sizes, machine, busy, spread=spread, seed=seed * 1000 + draw)
+    for number, drawn in enumerate(_redrawn(table, config.variant, kinds, draws, seed)):
+        again = _simulate(program, drawn, op_sizes, machine, busy, spread=spread, seed=seed * 1000 + number)
         steps.append(measure(again).step_latency_ms)
     step_ms = metrics.step_latency_ms
-    repeats = _repeatability(table, config)
-    drawn_ms = float(np.std(steps, ddof=1)) if len(steps) > 1 else 0.0
-    half_ms = _NINE_OF_TEN * float(np.hypot(drawn_ms, repeats * step_ms))
+    repeats_ms = table.number("repeatability_cv", config.variant.split()[0]) * step_ms
+    half_ms = _NINE_OF_TEN * float(np.hypot(np.std(steps, ddof=1) if len(steps) > 1 else 0.0, repeats_ms))
     return Prediction(
         config=config,
         timeline=timeline,
@@ -129,11 +139,14 @@ def predict(
     )
 
 
-def _repeatability(table: CostTable, config: RunConfig) -> float:
-    found = table.meta.get("repeatability_cv", {})
-    if not isinstance(found, Mapping):
-        raise TraceError(f"cost table: meta.repeatability_cv must be a mapping by who computes, got {found!r}")
-    return float(found.get(config.variant.split()[0], 0.0))
+def _redrawn(
+    table: CostTable, variant: str, kinds: Sequence[OpKind], draws: int, seed: int
+) -> Iterator[dict[OpKind, CostFit]]:
+    """Fits as other runs of the profile might have given them."""
+    generator = np.random.default_rng(seed)
+    for _ in range(draws):
+        fits = _fits(replace(table, rows=resample(table.rows, generator)), variant, kinds)
+        yield {kind: _moved(fit, generator) for kind, fit in fits.items()}
 
 
 def _fits(table: CostTable, variant: str, kinds: Sequence[OpKind]) -> dict[OpKind, CostFit]:

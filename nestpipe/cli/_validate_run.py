@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import pandas as pd
 
 from executor.profile_run import RunConfig
+from nestpipe.cli._common import output_dir
 from nestpipe.errors import CaseError
 
-__all__ = ["Bench", "bench", "links_given"]
+__all__ = ["Bench", "bench", "bits_per_s", "check_writable", "links_given"]
 
 #: What an idle shaped link lets through at once.
 BURST_BYTES: Final = 262_144
@@ -55,6 +58,29 @@ def links_given(rate_mbit_per_s: object) -> bool:
     return given
 
 
+def bits_per_s(rate_mbit_per_s: float) -> int:
+    """A link rate as users give it, in bit/s.
+
+    Raises:
+        CaseError: if it is not positive and finite.
+    """
+    if not 0 < rate_mbit_per_s < math.inf:
+        raise CaseError(f"--rate-mbit-per-s must be a positive number, got {rate_mbit_per_s:g}")
+    return round(rate_mbit_per_s * 1e6)
+
+
+def check_writable(*paths: Path | None) -> None:
+    """Refuse files that could not be written, before minutes of measuring; makes their folders.
+
+    Raises:
+        NestPipeError: if a folder cannot be made or written to, or a path is one.
+    """
+    for path in filter(None, paths):
+        folder = output_dir(path.parent)
+        if path.is_dir() or not os.access(folder, os.W_OK):
+            raise CaseError(f"{path}: cannot be written: {'it is a folder' if path.is_dir() else 'permission denied'}")
+
+
 @contextmanager
 def bench(
     *,
@@ -75,18 +101,34 @@ def bench(
         timeout_s: of each list of configurations.
         patience_s: of these, for waiting until the machine is undisturbed (see `executor.testbed_probe`).
         probe_ns: what its probe takes on the undisturbed machine, if that is known.
+
+    Raises:
+        CaseError: for an option that is impossible, or is not for where this runs.
+        TestbedError: if no testbed can be made here.
     """
+    if not timeout_s > 0:
+        raise CaseError(f"--timeout-s must be positive, got {timeout_s:g}")
+    if not patience_s >= 0:
+        raise CaseError(f"--patience-s must not be negative, got {patience_s:g}")
     if links_given(True):
         yield from _torchrun(backend, device, timeout_s, patience_s, probe_ns)
         return
-    from executor.profile_driver import run_on_testbed
-    from executor.testbed import TestbedError, refusal
+    if (backend, device) != ("gloo", "cpu"):
+        raise CaseError(
+            f"--backend {backend} --device {device}: a testbed has gloo and cpu only; start the command with torchrun"
+        )
+    yield _testbed(world_size, realtime, timeout_s, patience_s, probe_ns)
 
+
+def _testbed(world_size: int, realtime: bool, timeout_s: float, patience_s: float, probe_ns: int | None) -> Bench:
+    from executor.profile_driver import run_on_testbed
+    from executor.testbed import MAX_RANKS, TestbedError, refusal
+
+    if not 2 <= world_size <= MAX_RANKS:
+        raise CaseError(f"--world-size must be 2 to {MAX_RANKS}, got {world_size}")
     reason = refusal()
     if reason is not None:
         raise TestbedError(f"{reason}; on a cluster start this command with torchrun instead")
-    if world_size < 2:
-        raise CaseError(f"--world-size must be at least 2, got {world_size}")
 
     def run(configs: Sequence[RunConfig], rate: int) -> pd.DataFrame:
         nonlocal probe_ns
@@ -109,7 +151,7 @@ def bench(
         "backend": "gloo",
         "device": "cpu",
     }
-    yield Bench(run=run, world_size=world_size, first=True, conditions=conditions, burst_bytes=BURST_BYTES)
+    return Bench(run=run, world_size=world_size, first=True, conditions=conditions, burst_bytes=BURST_BYTES)
 
 
 def _torchrun(backend: str, device: str, timeout_s: float, patience_s: float, probe_ns: int | None) -> Iterator[Bench]:

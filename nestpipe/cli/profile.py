@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nestpipe.cli._common import Format, write_text
+from nestpipe.errors import CaseError
 
 if TYPE_CHECKING:
+    from executor.profile_measure import Plan
     from executor.testbed_emulate import EmulatedDevice
     from traces.cost_table import CostTable
 
@@ -54,16 +57,14 @@ def profile(
 
     Runs on a testbed of network namespaces made for it (Linux, root), or on the ranks of torchrun if that started it.
     """
-    from dataclasses import replace
-
-    from executor.profile_measure import full_plan, measure_costs, quick_plan
+    from executor.profile_measure import measure_costs
     from nestpipe.cli._profile_topology import topology_text
-    from nestpipe.cli._validate_run import bench, links_given
+    from nestpipe.cli._validate_run import bench, check_writable, links_given
 
     links_given(rate)
-    plan = (quick_plan if quick else full_plan)(devices_of(compute))
-    if rate:
-        plan = replace(plan, rates_bits_per_s=tuple(round(each * 1e6) for each in rate))
+    if topology is not None and device != "cpu":
+        raise CaseError(f"--topology describes ranks that are cores of a host, not {device}; start from the catalogue")
+    plan = _plan(quick, compute, rate or ())
     with bench(
         world_size=world_size,
         realtime=realtime,
@@ -72,6 +73,7 @@ def profile(
         timeout_s=timeout_s,
         patience_s=patience_s,
     ) as here:
+        check_writable(*((out, topology) if here.first else ()))
         table = measure_costs(
             plan,
             here.run,
@@ -84,6 +86,17 @@ def profile(
             if topology is not None:
                 write_text(topology, topology_text(table))
             _show(table, out, output)
+
+
+def _plan(quick: bool, compute: Compute, rates_mbit_per_s: Sequence[float]) -> Plan:
+    from dataclasses import replace
+
+    from executor.profile_measure import full_plan, quick_plan
+    from nestpipe.cli._validate_run import bits_per_s
+
+    plan = (quick_plan if quick else full_plan)(devices_of(compute))
+    rates = tuple(dict.fromkeys(bits_per_s(rate) for rate in rates_mbit_per_s))
+    return replace(plan, rates_bits_per_s=rates) if rates else plan
 
 
 def _show(table: CostTable, out: Path, output: Format) -> None:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nestpipe.cli._common import Format, output_dir, progress, provenance, write_text
+from nestpipe.cli._common import Format, progress, provenance, write_text
 from nestpipe.cli.profile import Compute
-from nestpipe.errors import TraceError
+from nestpipe.errors import CaseError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -67,20 +67,18 @@ def validate(
 
     Exit 1 if the mean absolute error of the step latency is beyond the tolerance.
     """
-    from dataclasses import replace
-
     from executor.profile import check_separate
-    from executor.testbed_emulate import EmulatedDevice
-    from nestpipe.cli._validate_compare import compare, kind_errors, outcome_of, prediction_rows, summarise
-    from nestpipe.cli._validate_grid import grid as grid_of
-    from nestpipe.cli._validate_run import bench, links_given
+    from nestpipe.cli._validate_compare import outcome_of, prediction_rows
+    from nestpipe.cli._validate_predict import differences
+    from nestpipe.cli._validate_run import bench, check_writable
     from traces.cost_table import read_cost_table
 
+    if not tolerance >= 0 or seed < 0:
+        raise CaseError(f"--tolerance and --seed must not be negative, got {tolerance:g} and {seed}")
     table = read_cost_table(costs)
-    points = grid_of(grid, None if compute is Compute.REAL else EmulatedDevice())
-    if links_given(rate):
-        points = [replace(point, rate_bits_per_s=round((rate or 0.0) * 1e6)) for point in points]
-    check_separate(table.meta.get("configurations", []), [point.config for point in points])
+    points = _points(grid, compute, rate)
+    check_separate(table, [point.config for point in points])
+    _history(history)
     with bench(
         world_size=world_size,
         realtime=realtime,
@@ -88,40 +86,75 @@ def validate(
         device=device,
         timeout_s=timeout_s,
         patience_s=patience_s,
-        probe_ns=table.meta.get("probe_ns"),
+        probe_ns=max(round(table.number("probe_ns")), 1),
     ) as here:
         if not here.first:
             _measure(points, here, repeats)
             return
+        check_writable(out / "predictions.json", history)
+        other = differences(table, {"world_size": here.world_size, **here.conditions})
+        for difference in other:
+            print(f"note: {difference}", file=sys.stderr)
         predictions = _predict(points, table, here.world_size, draws, seed)
         facts = provenance(
-            cost_table=str(costs), cost_table_digest=table.digest, seed=seed, grid=grid, **here.conditions
+            cost_table=str(costs),
+            cost_table_digest=table.digest,
+            profiled_otherwise=other,
+            seed=seed,
+            grid=grid,
+            **here.conditions,
         )
         # on disk before anything runs, so that nobody need take our word for it
         text = json.dumps({"provenance": facts, "rows": prediction_rows(points, predictions)}, indent=1)
-        write_text(output_dir(out) / "predictions.json", text)
+        write_text(out / "predictions.json", text)
         spans = _measure(points, here, repeats)
-    spans.to_parquet(out / "spans.parquet")
+    spans.to_parquet(out / ".spans.partial")
+    (out / ".spans.partial").replace(out / "spans.parquet")
     outcomes = [
         outcome_of(point, prediction, [runs for _, runs in spans[spans["point"] == number].groupby("repeat")])
         for number, (point, prediction) in enumerate(zip(points, predictions, strict=True))
     ]
+    result = _write(outcomes, facts, {"grid": grid, "compute": compute.value, "world_size": here.world_size}, out)
+    if history is not None:
+        _append(history, {"commit": _commit(), **result["summary"]}, out)
+    _print(result, output)
+    if not result["summary"]["mean_absolute_error"] <= tolerance:
+        raise typer.Exit(1)
+
+
+def _write(
+    outcomes: Sequence[Outcome], facts: dict[str, object], conditions: dict[str, object], out: Path
+) -> dict[str, Any]:
+    """Compare, and write what came out into the folder; the result as it stands in `validation.json`."""
+    from nestpipe.cli._validate_compare import compare, kind_errors, status_of, summarise
+
     rows = compare(outcomes)
-    summary = {"grid": grid, "compute": compute.value, "world_size": here.world_size, **summarise(rows)}
     result = {
         "provenance": facts,
-        "summary": summary,
+        "summary": {**conditions, **summarise(rows)},
         "kinds": kind_errors(outcomes).to_dict("records"),
-        "rows": [{**row, "status": "predicted"} for row in rows.to_dict("records")],
+        "rows": [{**row, "status": status_of(row["extrapolated"])} for row in rows.to_dict("records")],
     }
     write_text(out / "validation.json", json.dumps(result, indent=1, default=_plain))
     write_text(out / "validation.csv", rows.to_csv(index=False))
     _draw(rows, outcomes, out)
-    if history is not None:
-        _append(history, {"commit": _commit(), "grid": grid, "compute": compute.value, **summary}, out)
-    _print(result, output)
-    if summary["mean_absolute_error"] > tolerance:
-        raise typer.Exit(1)
+    return result
+
+
+def _points(name: str, compute: Compute, rate_mbit_per_s: float | None) -> list[Point]:
+    """The points of a grid, at the rate that is given where links are not shaped."""
+    from dataclasses import replace
+
+    from executor.testbed_emulate import EmulatedDevice
+    from nestpipe.cli._validate_grid import grid
+    from nestpipe.cli._validate_run import bits_per_s, links_given
+
+    points = grid(name, None if compute is Compute.REAL else EmulatedDevice())
+    if links_given(rate_mbit_per_s) and rate_mbit_per_s is not None:
+        return [replace(point, rate_bits_per_s=bits_per_s(rate_mbit_per_s)) for point in points]
+    if rate_mbit_per_s is not None:
+        raise CaseError("--rate-mbit-per-s is for torchrun; on a testbed links have the rates of the grid")
+    return points
 
 
 def _predict(points: Sequence[Point], table: CostTable, world_size: int, draws: int, seed: int) -> list[Prediction]:
@@ -177,16 +210,26 @@ def _append(path: Path, entry: dict[str, Any], out: Path) -> None:
     from reports.figures import save
     from reports.validation import history
 
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    try:
-        entries = [json.loads(line) for line in lines if line.strip()]
-    except ValueError as error:
-        raise TraceError(
-            f"{path}: expected one JSON object a line: {error}; move the file away to start anew"
-        ) from None
-    lines.append(json.dumps(entry, default=_plain))
-    write_text(path, "\n".join(lines) + "\n")
-    save(history([*entries, entry]), out / "history.png")
+    entries = [*_history(path), entry]
+    write_text(path, "".join(json.dumps(each, default=_plain) + "\n" for each in entries))
+    save(history(entries), out / "history.png")
+
+
+def _history(path: Path | None) -> list[dict[str, Any]]:
+    """The entries of a history file, none if there is no file.
+
+    Raises:
+        TraceError: if it cannot be read, or is not one JSON object a line with what the figure needs.
+    """
+    from reports.validation import check_history
+    from traces.reading import parse_json, read_text
+
+    if path is None or not path.exists():
+        return []
+    lines = enumerate(read_text(path).splitlines(), start=1)
+    entries = [parse_json(f"{path}: line {number}", line) for number, line in lines if line.strip()]
+    check_history(entries, str(path))
+    return entries
 
 
 def _commit() -> str:
@@ -216,7 +259,12 @@ def _print(result: dict[str, Any], output: Format) -> None:
     if output is Format.CSV:
         typer.echo(pd.DataFrame(rows).to_csv(index=False), nl=False)
         return
-    summary = result["summary"]
+    _print_rows(rows)
+    _print_summary(result["summary"], result["kinds"])
+    print("predicted means computed before the run and written to predictions.json", file=sys.stderr)
+
+
+def _print_rows(rows: Sequence[dict[str, Any]]) -> None:
     typer.echo(
         f"{'schedule':<12} {'N':>2} {'batch':>5} {'dim':>4} {'Mbit/s':>6} {'predicted':>9} {'interval (ms)':>17} "
         f"{'measured':>9} {'error':>7} {'speedup pred/meas':>18}  main causes (ms)"
@@ -235,6 +283,9 @@ def _print(result: dict[str, Any], output: Format) -> None:
             f"{' ' if row['inside'] else '*'} {row['measured_ms']:>9.2f} {row['error']:>+7.1%} {speedup:>18}  "
             + ", ".join(f"{name} {causes[name]:+.2f}" for name in main)
         )
+
+
+def _print_summary(summary: dict[str, Any], kinds_off: Sequence[dict[str, Any]]) -> None:
     typer.echo(
         f"\n{summary['configurations']} configurations, {summary['compute']} compute, {summary['world_size']} ranks: "
         f"mean |error| {summary['mean_absolute_error']:.2%}, worst {summary['worst_absolute_error']:.2%}, "
@@ -252,7 +303,7 @@ def _print(result: dict[str, Any], output: Format) -> None:
         f"{summary['rankings_judged']}"
     )
     typer.echo("by op kind, mean time measured (ms) and mean error of its prediction:")
-    kinds = [f"{row['kind']} {row['measured_ms']:.2f} {row['error']:+.1%}" for row in result["kinds"]]
+    kinds = [f"{row['kind']} {row['measured_ms']:.2f} {row['error']:+.1%}" for row in kinds_off]
     for first in range(0, len(kinds), 4):
         typer.echo("  " + "   ".join(f"{each:<32}" for each in kinds[first : first + 4]).rstrip())
     load = summary["load_average"]
@@ -267,4 +318,5 @@ def _print(result: dict[str, Any], output: Format) -> None:
             else ""
         )
     )
-    print("predicted means computed before the run and written to predictions.json", file=sys.stderr)
+    if summary["extrapolated"]:
+        typer.echo(f"{summary['extrapolated']} predictions are extrapolated: some of their sizes were not profiled")
