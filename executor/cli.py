@@ -13,7 +13,7 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import torch
 import typer
@@ -29,7 +29,9 @@ from executor.world import World, join_world
 from executor.wraps import parse_delay, parse_device
 from nestpipe.errors import ExecutorError, NestPipeError
 
-__all__ = ["main", "run"]
+__all__ = ["check_process", "main", "run"]
+
+_LONGEST_S: Final = 1e6
 
 
 def run(
@@ -126,6 +128,7 @@ def run(
         checkpoint=checkpoint, checkpoint_every=checkpoint_every, resume=resume, timeline=timeline, chrome=chrome
     )
     load_loop(options)
+    check_process(device, threads, timeout_s, rendezvous_s)
     torch.set_num_threads(threads)
     if device == "cuda":
         _use_cuda(options)
@@ -148,6 +151,19 @@ def _widths(text: str) -> tuple[int, ...]:
     if not all(part.strip().isdigit() and int(part) > 0 for part in text.split(",")):
         raise ExecutorError(f"--hidden must be positive widths such as 64 or 256,64, got {text!r}")
     return tuple(int(part) for part in text.split(","))
+
+
+def check_process(device: str, threads: int, timeout_s: float, rendezvous_s: float) -> None:
+    """Refuse what no rank could start with."""
+    try:
+        torch.device(device)
+    except RuntimeError:
+        raise ExecutorError(f"--device {device}: torch has no such device here; use cpu or cuda") from None
+    if threads < 1:
+        raise ExecutorError(f"--threads must be at least 1, got {threads}")
+    for name, value in (("--timeout-s", timeout_s), ("--rendezvous-s", rendezvous_s)):
+        if not 0 < value <= _LONGEST_S:
+            raise ExecutorError(f"{name} must be more than 0 and at most {_LONGEST_S:g} seconds, got {value:g}")
 
 
 def _use_cuda(options: RunOptions) -> None:

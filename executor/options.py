@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -129,8 +130,14 @@ class RunOptions:
             raise ExecutorError(f"dim {self.dim} must be a multiple of heads {self.heads}")
         if self.weighted and self.data is not None:
             raise ExecutorError("key files hold no weights; give --weighted with generated data only")
-        if not self.loss_scale > 0:
-            raise ExecutorError(f"loss_scale must be positive, got {self.loss_scale}")
+        for name in ("loss_scale", "lr", "dense_lr", "mean_length"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ExecutorError(f"{name} must be a positive number, got {getattr(self, name)}")
+        if not 0 <= self.exponent < math.inf:
+            raise ExecutorError(f"exponent must be a number that is not negative, got {self.exponent}")
+        for name in ("seed", "allow_staleness"):
+            if getattr(self, name) < 0:
+                raise ExecutorError(f"{name} must not be negative, got {getattr(self, name)}")
 
 
 def load_loop(options: RunOptions) -> Loop:

@@ -231,7 +231,7 @@ def join_world(
     try:
         store = _meet(address, rank, world_size, rank == 0 and not agent, rendezvous_s, f"{prefix}/arrivals")
         dist.init_process_group(
-            backend if device == "cpu" else f"cpu:gloo,cuda:{backend}",
+            backend if device == "cpu" else f"cpu:gloo,{device}:{backend}",
             store=PrefixStore(prefix, store),
             rank=rank,
             world_size=world_size,

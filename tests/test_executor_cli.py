@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pandas as pd
 import pytest
 
 from executor import recorder
+from executor.cli import check_process
 from executor.options import CommDtype, ModelKind, RunOptions, make_trainer, user_sequences
 from executor.session import Outputs, last_batch, train
 from executor.world import World
@@ -157,6 +159,36 @@ def test_bad_input_is_one_message_and_exit_2(tmp_path: Path, arguments: list[str
     assert message in end.stderr
     assert "Traceback" not in end.stderr
     assert end.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"lr": math.nan}, "lr must be a positive number, got nan"),
+        ({"dense_lr": math.inf}, "dense_lr must be a positive number, got inf"),
+        ({"loss_scale": 0.0}, "loss_scale must be a positive number, got 0.0"),
+        ({"mean_length": math.nan}, "mean_length must be a positive number, got nan"),
+        ({"exponent": -1.0}, "exponent must be a number that is not negative, got -1.0"),
+        ({"seed": -1}, "seed must not be negative, got -1"),
+    ],
+)
+def test_impossible_numbers_are_refused_before_ranks_meet(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ExecutorError, match=message):
+        RunOptions(**values)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (("tpu", 1, 1.0, 1.0), "--device tpu: torch has no such device here"),
+        (("cpu", 0, 1.0, 1.0), "--threads must be at least 1, got 0"),
+        (("cpu", 1, math.nan, 1.0), "--timeout-s must be more than 0 and at most 1e\\+06 seconds, got nan"),
+        (("cpu", 1, 1.0, -1.0), "--rendezvous-s must be more than 0"),
+    ],
+)
+def test_a_process_that_could_not_start_is_refused(values: tuple[str, int, float, float], message: str) -> None:
+    with pytest.raises(ExecutorError, match=message):
+        check_process(*values)
 
 
 @pytest.mark.parametrize(
