@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from nestpipe.errors import NestPipeError
 
-__all__ = ["Format", "digest", "output_dir", "progress", "provenance", "write_text"]
+__all__ = ["Format", "decimals", "digest", "output_dir", "progress", "provenance", "write_text"]
 
 
 class Format(StrEnum):
@@ -38,6 +39,16 @@ def provenance(**facts: object) -> dict[str, object]:
 def digest(text: str) -> str:
     """The first 12 hex digits of a text's SHA-256, to tell inputs apart."""
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def decimals(values: Iterable[float], least: int, significant: int) -> int:
+    """Decimal places that show the smallest of the positive numbers with so many significant digits, at least `least`.
+
+    >>> decimals([1.953, 2.077], 3, 4), decimals([0.0003761, 1.2], 3, 4), decimals([], 1, 3)
+    (3, 7, 1)
+    """
+    smallest = min((value for value in values if value > 0 and math.isfinite(value)), default=1.0)
+    return max(least, significant - 1 - math.floor(math.log10(smallest)))
 
 
 @contextmanager

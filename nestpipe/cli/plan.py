@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nestpipe.cli._common import Format, write_text
+from nestpipe.cli._common import Format, decimals, write_text
 from nestpipe.cli._scenario import counting, dry_run, facts_of, heading, load, plain, records
 from nestpipe.errors import CaseError
 
@@ -61,26 +61,34 @@ def plan(
             results = read_results(sweep_to(out, grid, workers=workers, dask=dask, progress=tell))
     found = make(grid, results, top=top)
     facts = facts_of(grid, objective=f"{'minimise' if found.minimise else 'maximise'} {found.metric}")
-    as_json = json.dumps(_json(found, facts), indent=1)
+    cannot = _cannot_be(results)
+    as_json = json.dumps(_json(found, facts, cannot), indent=1)
     if output is Format.JSON:
         typer.echo(as_json)
     elif output is Format.CSV:
         typer.echo(found.ranked.to_csv(index=False, lineterminator="\n"), nl=False)
     else:
-        typer.echo("\n".join([heading(facts), "", *_text(grid, found)]))
+        typer.echo("\n".join([heading(facts), "", *_text(grid, found, cannot)]))
     if out is not None:
         write_text(out / "plan.json", as_json)
         for path in (out / "plan.json", _draw(grid, results, found, out)):
             typer.echo(f"wrote {path}", err=True)
 
 
-def _json(found: Plan, facts: Mapping[str, object]) -> dict[str, Any]:
+def _cannot_be(results: pd.DataFrame) -> dict[str, int]:
+    """How many configurations were not evaluated, by reason, the most frequent first."""
+    reasons = results[results["status"] != "ok"]["reason"].value_counts()
+    return {str(reason): int(count) for reason, count in reasons.items()}
+
+
+def _json(found: Plan, facts: Mapping[str, object], cannot: Mapping[str, int]) -> dict[str, Any]:
     import dataclasses
 
     return {
         "provenance": dict(facts),
         "evaluated": found.evaluated,
         "feasible": found.feasible,
+        "cannot_be": dict(cannot),
         "best": {key: plain(value) for key, value in found.best.items()},
         "rests_on": found.rests_on(),
         "runner_up": None if found.runner_up is None else {k: plain(v) for k, v in found.runner_up.items()},
@@ -94,7 +102,7 @@ def _json(found: Plan, facts: Mapping[str, object]) -> dict[str, Any]:
     }
 
 
-def _text(grid: Grid, found: Plan) -> list[str]:
+def _text(grid: Grid, found: Plan, cannot: Mapping[str, int]) -> list[str]:
     from reports.tables import Column, text
 
     rests = ", ".join(f"{share:.0%} {name}" for name, share in found.rests_on().items())
@@ -105,6 +113,8 @@ def _text(grid: Grid, found: Plan) -> list[str]:
         best, other = float(found.best[found.metric]), float(found.runner_up[found.metric])
         worse = f"{100 * abs(other / best - 1):.1f} % worse in" if best else f"{other:.4g} against 0 in"
         lines.append(f"Runner-up: {_words(grid, found.runner_up)}; {worse} {found.metric}")
+    lines += ["", "What cannot be:"] if cannot else []
+    lines += [f"  {count:,} x {reason}" for reason, count in list(cannot.items())[:5]]
     counts = f"{found.feasible:,} feasible of {found.evaluated:,} evaluated"
     for title, frame in (
         (f"Best by {found.metric}, {counts}:", found.ranked),
@@ -130,14 +140,19 @@ def _words(grid: Grid, row: Mapping[str, Any]) -> str:
         words += f" in domains of {int(row['domain_size'])}"
     words += f", batch {int(row['batch_per_worker'])} per worker: {row['qps']:,.0f} samples/s"
     if row["cost_per_hour"] is not None:
+        hour, million = float(row["cost_per_hour"]), float(row["cost_per_million_samples"])
         words += (
-            f", {row['cost_per_hour']:,.0f} {money}/h, {row['cost_per_million_samples']:.3f} {money}/million samples"
+            f", {hour:,.{decimals([hour], 0, 2)}f} {money}/h, "
+            f"{million:,.{decimals([million], 3, 4)}f} {money}/million samples"
         )
     return words
 
 
 def _columns(grid: Grid, frame: pd.DataFrame) -> list[Any]:
     from reports.tables import Column
+
+    def places(name: str, least: int, significant: int) -> int:
+        return decimals((float(value) for value in frame[name].dropna()), least, significant)
 
     money = grid.scenario.currency
     columns = [
@@ -147,12 +162,16 @@ def _columns(grid: Grid, frame: pd.DataFrame) -> list[Any]:
         Column(name="world_size", header="workers"),
         Column(name="batch_per_worker", header="batch"),
         *(Column(name=key, digits=4) for key in grid.axes),
-        Column(name="step_ms", header="step (ms)", digits=1),
+        Column(name="step_ms", header="step (ms)", digits=places("step_ms", 1, 3)),
         Column(name="qps", header="QPS", digits=0),
         Column(name="goodput", header="goodput (%)", digits=1, scale=100),
         Column(name="scaling_efficiency", header="eff. (%)", digits=1, scale=100),
-        Column(name="cost_per_hour", header=f"{money}/h", digits=0),
-        Column(name="cost_per_million_samples", header=f"{money}/M samples", digits=3),
+        Column(name="cost_per_hour", header=f"{money}/h", digits=places("cost_per_hour", 0, 2)),
+        Column(
+            name="cost_per_million_samples",
+            header=f"{money}/M samples",
+            digits=places("cost_per_million_samples", 3, 4),
+        ),
         Column(name="device_bytes", header="device (GiB)", digits=2, scale=1 / 2**30),
         Column(name="host_bytes", header="host (GiB)", digits=1, scale=1 / 2**30),
     ]

@@ -132,7 +132,7 @@ def _under_schedule(
 
 
 def _result(loop: Loop, costs: TraceCosts, metrics: StepMetrics) -> dict[str, Any]:
-    """Metrics, what limits the step, and what kind of numbers that rests on."""
+    """Metrics, what limits the step, what kind of numbers that rests on, and which kinds of op have no cost at all."""
     from sim.bound import max_cycle_ratio
 
     bound = max_cycle_ratio(loop, costs.op_ns)
@@ -141,6 +141,8 @@ def _result(loop: Loop, costs: TraceCosts, metrics: StepMetrics) -> dict[str, An
     for step in bound.cycle:
         name = costs.origin.get(step.kind, "assumed")
         rests[name] = rests.get(name, 0.0) + step.ns / total
+    kinds = dict.fromkeys(op.kind.value for op in loop.ops)
+    known = {kind.value for kind in costs.batch_ns}
     return {
         "step_latency_ms": metrics.step_latency_ms,
         "parts_ms": metrics.parts_ms,
@@ -148,6 +150,7 @@ def _result(loop: Loop, costs: TraceCosts, metrics: StepMetrics) -> dict[str, An
         "exposed_communication_ratio": metrics.exposed_communication_ratio,
         "limit": bound.text(),
         "critical_cycle_rests_on": dict(sorted(rests.items())),
+        "without_cost": [kind for kind in kinds if kind not in known],
         "batch_us": {kind.value: ns_to_us(float(each.mean())) for kind, each in costs.batch_ns.items()},
         "assumptions": list(costs.assumptions),
     }
@@ -169,5 +172,8 @@ def _print_run(result: dict[str, Any], schedule: str, output: Format) -> None:
     typer.echo(parts({schedule: result["parts_ms"]}, title="Where the step goes"))
     typer.echo(f"\nWhat limits this step: {result['limit']}")
     rests = result["critical_cycle_rests_on"]
-    typer.echo("It rests on numbers that are " + ", ".join(f"{share:.0%} {name}" for name, share in rests.items()))
+    words = ", ".join(f"{share:.0%} {name}" for name, share in rests.items() if share)
+    missing = len(result["without_cost"])
+    nothing = f", and on {missing} kinds of op that are not in the trace and cost nothing" if missing else ""
+    typer.echo(f"It rests on numbers that are {words}{nothing}")
     typer.echo("\n".join(["", "Assumed:", *(f"  {each}" for each in result["assumptions"])]))

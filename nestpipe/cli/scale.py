@@ -10,6 +10,7 @@ import typer
 
 from nestpipe.cli._common import Format, output_dir, progress, write_text
 from nestpipe.cli._scenario import dry_run, facts_of, heading, load, records
+from nestpipe.errors import CaseError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,7 +26,7 @@ _MARKS: Final = {"extrapolated": " x", "assumed": " a"}
 def scale(
     scenario: Annotated[Path, typer.Argument(metavar="SCENARIO", help="A scenario file (YAML).")],
     threshold: Annotated[
-        float | None, typer.Option(min=0.0, help="Efficiency to look for, as a fraction; the scenario's by default.")
+        float | None, typer.Option(help="Efficiency to look for, as a fraction; the scenario's by default.")
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write plots and tables here.")] = None,
     dry: Annotated[bool, typer.Option("--dry-run", help="Say what would run and how long it takes.")] = False,
@@ -40,13 +41,18 @@ def scale(
 
     grid = load(scenario)
     require_plain(grid)
+    wanted = grid.scenario.efficiency_threshold if threshold is None else threshold
+    if not 0 < wanted <= 1:
+        where = f"{scenario}: efficiency_threshold" if threshold is None else "--threshold"
+        raise CaseError(f"{where} must be a fraction above 0 and at most 1 (90 % is 0.9), got {wanted:g}")
     if dry:
         dry_run(grid, output, workers=1, dask=None, where=out)
         return
     if out is not None:
         output_dir(out)
     with progress() as say:
-        found = run(grid, threshold=threshold, progress=say)
+        found = run(grid, threshold=wanted, progress=say)
+    found = _with_reach(grid, found)
     facts = facts_of(grid, base_world_size=found.base_world_size)
     if output is Format.CSV:
         typer.echo(found.rows.to_csv(index=False, lineterminator="\n"), nl=False)
@@ -67,6 +73,15 @@ def scale(
             typer.echo(f"wrote {path}", err=True)
 
 
+def _with_reach(grid: Grid, found: Scaling) -> Scaling:
+    """Says of each limit whether it lies outside the sizes that the case was fitted on."""
+    from dataclasses import replace
+
+    sizes = [] if grid.case is None else [row.world_size for row in grid.case.fit]
+    outside = [bool(sizes) and not min(sizes) <= size <= max(sizes) for size in found.limits["looked_at"]]
+    return replace(found, limits=found.limits.assign(extrapolated=outside))
+
+
 def _text(grid: Grid, found: Scaling) -> list[str]:
     from reports.tables import text
 
@@ -84,7 +99,8 @@ def _text(grid: Grid, found: Scaling) -> list[str]:
         if efficiency is None or efficiency != efficiency:
             lines.append(f"  {row['method']}: {where}")
             continue
-        lines.append(f"  {row['method']}: {where} ({100 * efficiency:.1f} % at {int(row['looked_at']):,})")
+        status = ", extrapolated" if row["extrapolated"] else ""
+        lines.append(f"  {row['method']}: {where} ({100 * efficiency:.1f} % at {int(row['looked_at']):,}{status})")
         lines.append(f"    critical cycle: {row['limit']}")
         lines.append(f"    busiest: {row['busiest']}, {100 * row['busiest_share']:.0f} % of the step")
     return [*lines, *(["", "What cannot be:"] if found.missing else []), *(f"  {each}" for each in found.missing)]

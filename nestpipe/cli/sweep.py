@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from nestpipe.cli._common import Format
+from nestpipe.cli._common import Format, decimals
 from nestpipe.cli._scenario import counting, dry_run, facts_of, heading, load, records
 from nestpipe.errors import CaseError
 
@@ -58,6 +59,8 @@ def sweep(
 
     grid = load(scenario)
     axes = _axes(grid, show_map, baseline)
+    if not (pays_at > 0 and math.isfinite(pays_at)):
+        raise CaseError(f"--pays-at must be a factor above 0, such as 1.25, got {pays_at:g}")
     if dry:
         dry_run(grid, output, workers=workers, dask=dask, where=out)
         return
@@ -130,7 +133,7 @@ def _text(grid: Grid, results: pd.DataFrame) -> list[str]:
         Column(name="scaling_efficiency", header="efficiency (%)", digits=1, scale=100),
     ]
     if metric not in ("step_ms", "qps", "scaling_efficiency", "world_size"):
-        columns.append(Column(name=metric, digits=3))
+        columns.append(Column(name=metric, digits=decimals(map(float, fine[metric].dropna()), 3, 4)))
     shown = [each for each in columns if fine[each.name].notna().any()]
     words = f"{len(results):,} configurations, {len(results) - len(fine):,} of them cannot be; best by {metric}:"
     lines = [text(fine.head(_SHOWN), shown, title=words)] if len(fine) else [words]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -13,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from nestpipe.cli._common import Format, provenance
+from nestpipe.cli._common import Format, output_dir, provenance
 from nestpipe.errors import TraceError
 
 __all__ = ["app"]
@@ -62,6 +61,10 @@ def import_(
     """Read profiler traces, execution traces, benchmark logs and workloads into one trace table."""
     from traces.importing import import_to
 
+    if out is not None:
+        if Path(out).suffix not in (".parquet", ".csv"):
+            raise TraceError(f"--out must end in .parquet or .csv, got {out!r}")
+        output_dir(Path(out).parent)
     progress = _Progress()
     with progress.context:
         summary = import_to(out, paths, partial=partial, on_file=progress.file)
@@ -153,14 +156,16 @@ def export(
 
         if Path(out).suffix != f".{to.value}":
             raise TraceError(f"--out must end in .{to.value}, got {out!r}")
+        output_dir(Path(out).parent)
         write_table(replace(trace, frame=frame), out)
         return
     if to is ExportFormat.PERFETTO:
         from traces.export_perfetto import write_perfetto
 
+        output_dir(Path(out).parent)
         write_perfetto(frame, out)
         return
-    os.makedirs(out, exist_ok=True)
+    output_dir(Path(out))
     if to is ExportFormat.KINETO:
         from traces.export_kineto import write_kineto
 
