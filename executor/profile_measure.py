@@ -35,6 +35,8 @@ __all__ = ["SEED", "Plan", "full_plan", "measure_costs", "quick_plan", "undistur
 SEED: Final = 101
 _PAIR: Final = (256, 64, 4)
 _WIDE: Final = (640, 256, 1)
+#: Schedules that are run whole, on sizes that are profiled, to see how far predictions are off on this machine.
+_REHEARSED: Final = ("sync", "sparse_dist", "dbp", "fwp", "nestpipe")
 _WARM_UP: Final = 2
 
 #: Runs configurations at a link rate (bit/s) and returns their spans, as `executor.profile_driver.run_on_testbed` does.
@@ -118,7 +120,8 @@ def measure_costs(
     pairs = run(_pair_configs(plan), max(plan.rates_bits_per_s))
     slowest = min(plan.rates_bits_per_s)
     turns = run(_turn_configs(plan), slowest)
-    frames += [pairs, turns]
+    rehearsal = run(_rehearsal_configs(plan), max(plan.rates_bits_per_s))
+    frames += [pairs, turns, rehearsal]
     disturbed = sum(int(frame.groupby("run")["slowdown"].first().map(is_disturbed).sum()) for frame in frames)
     runs = undisturbed(runs)
     variants = sorted({run.config.variant for run in runs})
@@ -140,9 +143,10 @@ def measure_costs(
         "interference": interference,
         "transfer_cores": _transfer_cores(interference),
         "turn_bytes": _turn_bytes(turns, slowest),
+        "rehearsal": _rehearsal(rehearsal, plan),
         "configurations": [
             {**asdict(config), "schedule": "serial"}
-            for config in (*plan.configs(), *_pair_configs(plan)[:1], *_turn_configs(plan)[:1])
+            for config in (*plan.configs(), *_pair_configs(plan)[:1], *_turn_configs(plan)[:1])  # sizes, not schedules
         ],
         "rates_bits_per_s": list(plan.rates_bits_per_s),
     }
@@ -220,6 +224,23 @@ def _pair_configs(plan: Plan) -> list[RunConfig]:
 
 def _turn_configs(plan: Plan) -> list[RunConfig]:
     return [_config(schedule, _WIDE, plan.steps, None) for schedule in (SERIAL, *TURNS.values())]
+
+
+def _rehearsal_configs(plan: Plan) -> list[RunConfig]:
+    return [_config(schedule, _PAIR, plan.steps, device) for device in plan.devices for schedule in _REHEARSED]
+
+
+def _rehearsal(frame: pd.DataFrame, plan: Plan) -> list[dict[str, Any]]:
+    """What whole schedules took: nothing is fitted on it, so predictions can be held against it before any grid is."""
+    rate = max(plan.rates_bits_per_s)
+    return [
+        {
+            "config": asdict(config),
+            "rate_bits_per_s": rate,
+            "step_ms": round(measure(from_frame(frame[frame["run"] == number])).step_latency_ms, 4),
+        }
+        for number, config in enumerate(_rehearsal_configs(plan))
+    ]
 
 
 def _turn_bytes(turns: pd.DataFrame, bits_per_s: int) -> dict[str, float]:

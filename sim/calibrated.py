@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +33,6 @@ from traces.cost_table import CostFit
 
 __all__ = ["CalibratedCosts", "Machine", "OpSizes", "with_starts"]
 
-_Pool = TypeVar("_Pool")
 Sizes = Mapping[str, float]
 #: Collectives that send all they have at once; the others send again when something has arrived.
 _ONE_STEP: Final = (OpKind.ALL_TO_ALL_ROWS, OpKind.ALL_TO_ALL_GRADS)
@@ -49,8 +48,9 @@ class Machine:
         link_bytes_per_s: rate of each rank's NIC, each way.
         burst_bytes: what an idle NIC lets through at once.
         cores: cores that all ranks share; None if nothing is short of them.
-        core_each: whether instead each rank's lanes take turns on one core of its own: how it is where costs were
-            measured with more ranks than cores, so that they hold the competition between ranks already.
+        crowding: ranks per core where costs were measured, if more than 1. All did the same at the same time there:
+            the local parts of collectives took that many times as long, and so did local ops unless they ran to
+            completion. Here the queue for cores is simulated instead.
         run_to_completion: whether what has a core keeps it until it is done and others queue, as real-time threads do;
             else all that is ready shares the cores evenly.
         transfer_cores: cores that a flow takes at the full rate of its link.
@@ -63,7 +63,7 @@ class Machine:
     link_bytes_per_s: tuple[float, ...]
     burst_bytes: float = 0.0
     cores: float | None = None
-    core_each: bool = False
+    crowding: float = 1.0
     run_to_completion: bool = False
     transfer_cores: float = 0.0
     turn_bytes: Mapping[OpKind, float] = field(default_factory=dict)
@@ -80,6 +80,8 @@ class Machine:
         for kind, num_bytes in self.turn_bytes.items():
             if not num_bytes >= 0:
                 raise CaseError(f"machine: turn_bytes of {kind} must not be negative, got {num_bytes}")
+        if not self.crowding >= 1:
+            raise CaseError(f"machine: crowding must be 1 or more, got {self.crowding}")
         if self.cores is not None and not self.cores > 0:
             raise CaseError(f"machine: cores must be positive, got {self.cores}")
 
@@ -141,8 +143,8 @@ class _Run:
 
     env: simpy.Environment
     fluid: FluidSystem
-    cores: Sequence[Shared]
-    queues: Sequence[simpy.Resource]
+    cores: Shared | None
+    queue: simpy.Resource | None
     lane_end: dict[tuple[int, int], int] = field(default_factory=dict)
     links: list[_Link] = field(default_factory=list)
 
@@ -206,9 +208,12 @@ class CalibratedCosts:
         if op.kind is not OpKind.WAIT:
             sizes = self.sizes.of[rank][op.kind, op.batch, op.micro_batch]
             factor = self._factor(op.kind, generator)
-            busy_ns = time_ns = self.fits[op.kind].time_ns(sizes) * factor
-            if self.busy is not None:
-                busy_ns = self.busy[op.kind].time_ns(sizes) if op.kind in self.busy else 0.0
+            crowding = 1.0 if self.machine.run_to_completion else self.machine.crowding
+            time_ns = self.fits[op.kind].time_ns(sizes) * factor
+            if self.busy is None:
+                busy_ns = time_ns = time_ns / crowding
+            elif op.kind in self.busy:
+                busy_ns = self.busy[op.kind].time_ns(sizes) / crowding
         return _Local(op=number, rank=rank, lane=self._lanes[number], time_ns=time_ns, busy_ns=busy_ns)
 
     def collective(self, op: Op, resource: Resource, ranks: Sequence[int], group_size: int) -> _Exchange:  # noqa: ARG002
@@ -218,7 +223,7 @@ class CalibratedCosts:
         fit = self.fits[op.kind]
         generator = np.random.default_rng([self.seed, self.machine.world_size, number])
         sizes = [{**self.sizes.of[rank][name], "wire_ns": 0.0} for rank in ranks]
-        factor = self._factor(op.kind, generator)
+        factor = self._factor(op.kind, generator) / self.machine.crowding
         return _Exchange(
             op=number,
             kind=op.kind,
@@ -259,15 +264,11 @@ class CalibratedCosts:
             for way in ("egress", "ingress")
             for rank, rate in enumerate(machine.link_bytes_per_s)
         ]
-        cores: list[Shared] = []
-        queues: list[simpy.Resource] = []
+        cores, queue = None, None
         if machine.cores is not None:
-            pools = machine.world_size if machine.core_each else 1
-            size = 1.0 if machine.core_each else machine.cores
-            cores = [fluid.resource(f"cores {pool}", size * NS_PER_S) for pool in range(pools)]
-            if machine.run_to_completion:
-                queues = [simpy.Resource(env, capacity=max(round(size), 1)) for _ in range(pools)]
-        return _Run(env=env, fluid=fluid, cores=cores, queues=queues, links=links)
+            cores = fluid.resource("cores", machine.cores * NS_PER_S)
+            queue = simpy.Resource(env, capacity=max(round(machine.cores), 1)) if machine.run_to_completion else None
+        return _Run(env=env, fluid=fluid, cores=cores, queue=queue, links=links)
 
     def _gap(self, run: _Run, rank: int, lane: int, number: int) -> int:
         """How long the lane takes to start an op; it sleeps if the op had to wait."""
@@ -280,14 +281,14 @@ class CalibratedCosts:
         yield run.env.timeout(self._gap(run, work.rank, work.lane, work.op))
         ready = run.env.now
         began = run.env.now
-        if run.queues and work.busy_ns > 0:
-            with _of_rank(run.queues, work.rank).request() as core:
+        if run.queue is not None and work.busy_ns > 0:
+            with run.queue.request() as core:
                 yield core
                 began = run.env.now
                 self.gaps[work.rank, work.op] += int(began - ready)
                 yield run.env.timeout(round(work.busy_ns))
         elif work.busy_ns > 0:
-            yield self._on_cores(run, work.rank, work.busy_ns)
+            yield self._on_cores(run, work.busy_ns)
         if self.busy is not None:
             yield run.env.timeout(max(int(began) + round(work.time_ns) - int(run.env.now), 0))
         run.lane_end[work.rank, work.lane] = int(run.env.now)
@@ -311,24 +312,24 @@ class CalibratedCosts:
 
     def _on_ranks(self, run: _Run, ranks: Sequence[int], time_ns: float) -> Generator[simpy.Event, Any, Sequence[int]]:
         """A local part of a collective, on a core of every rank; how long each rank queued for its core."""
-        if run.queues:
-            parts = [run.env.process(self._queue_for_core(run, rank, time_ns)) for rank in ranks]
+        if run.queue is not None:
+            parts = [run.env.process(self._queue_for_core(run, run.queue, time_ns)) for _ in ranks]
             yield run.env.all_of(parts)
             return [int(part.value or 0) for part in parts]
-        yield run.env.all_of([self._on_cores(run, rank, time_ns) for rank in ranks])
+        yield run.env.all_of([self._on_cores(run, time_ns) for _ in ranks])
         return [0 for _ in ranks]
 
-    def _queue_for_core(self, run: _Run, rank: int, time_ns: float) -> Generator[simpy.Event, Any, int]:
+    def _queue_for_core(self, run: _Run, queue: simpy.Resource, time_ns: float) -> Generator[simpy.Event, Any, int]:
         ready_ns = int(run.env.now)
-        with _of_rank(run.queues, rank).request() as core:
+        with queue.request() as core:
             yield core
             began_ns = int(run.env.now)
             yield run.env.timeout(round(time_ns))
         return began_ns - ready_ns
 
-    def _on_cores(self, run: _Run, rank: int, time_ns: float) -> simpy.Event:
+    def _on_cores(self, run: _Run, time_ns: float) -> simpy.Event:
         """Work of one lane that takes `time_ns` alone, on one of the shared cores."""
-        uses = {_of_rank(run.cores, rank): 1.0} if run.cores else {}
+        uses = {run.cores: 1.0} if run.cores is not None else {}
         return run.fluid.start(Activity(work=time_ns, uses=uses, cap_per_s=NS_PER_S))
 
     def _transfer(
@@ -347,8 +348,8 @@ class CalibratedCosts:
             if num_bytes > free:
                 ends = (run.links[src], run.links[ranks + dst])
                 uses = {end.resource: 1.0 for end in ends}
-                if run.cores and self.machine.transfer_cores:
-                    uses[_of_rank(run.cores, src)] = self.machine.transfer_cores / min(end.rate for end in ends)
+                if run.cores is not None and self.machine.transfer_cores:
+                    uses[run.cores] = self.machine.transfer_cores / min(end.rate for end in ends)
                 events.append(run.fluid.start(Activity(work=(num_bytes - free) * work.wire_factor, uses=uses)))
         for link, free in used:
             run.links[link].spend(int(run.env.now), free)
@@ -368,11 +369,6 @@ class CalibratedCosts:
             yield run.env.any_of([run.env.timeout(math.ceil(left / rate)), *(link.rests for link in used)])
             left -= (run.env.now - began) * rate
         return left
-
-
-def _of_rank(pools: Sequence[_Pool], rank: int) -> _Pool:
-    """What a rank computes on: its own, or the one that all share."""
-    return pools[rank] if len(pools) > 1 else pools[0]
 
 
 def with_starts(timeline: Timeline, gaps: Mapping[tuple[int, int], int]) -> Timeline:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import socket
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from nestpipe.cli._profile_topology import topology_text
 from nestpipe.cli._validate_causes import CAUSES, split_error
 from nestpipe.cli._validate_compare import Outcome, compare, kind_errors, outcome_of, summarise
 from nestpipe.cli._validate_grid import GRIDS, Point, grid
-from nestpipe.cli._validate_predict import Prediction, differences, machine_of, predict
+from nestpipe.cli._validate_predict import Prediction, differences, machine_of, model_error, predict, rehearse
 from nestpipe.cli._validate_run import bench, check_writable
 from nestpipe.errors import CaseError, NestPipeError, TraceError
 from nestpipe.ir import OpKind, unroll
@@ -74,6 +75,8 @@ def _table(config: RunConfig, *, handoff_ns: int = 10_000) -> CostTable:
     meta = {"burst_bytes": 0, "cores": 8, "handoff": {"p50_ns": handoff_ns}, "issue": {"p50_ns": 1000}}
     meta |= {
         "turn_bytes": {},
+        "rehearsal": [],
+        "world_size": 2,
         "transfer_cores": 0.0,
         "repeatability_cv": {"real": 0.0, "emulated": 0.0},
         "configurations": [{"batch_size": 1, "dim": 1, "micro_batches": 1, "seed": 1}],
@@ -149,6 +152,17 @@ def test_turns_cost_nothing_on_a_link_that_nobody_else_uses() -> None:
     assert _simulated_transfers(machine, ("all_reduce",)) == {"all_reduce": 1100}
 
 
+def test_costs_that_were_measured_in_a_crowd_hold_the_queue_already() -> None:
+    alone = _simulated_transfers(_links(cores=4, run_to_completion=True), ("all_reduce",))
+    crowd = _simulated_transfers(_links(cores=4, run_to_completion=True, crowding=2.0), ("all_reduce",))
+    assert (alone["all_reduce"], crowd["all_reduce"]) == (1100, 1050)
+    # and where two ranks share one core, the queue doubles them again
+    again = _simulated_transfers(_links(cores=1, run_to_completion=True, crowding=2.0), ("all_reduce",))
+    assert again["all_reduce"] == 1100
+    with pytest.raises(CaseError, match=r"crowding must be 1 or more, got 0\.5"):
+        _links(crowding=0.5)
+
+
 def test_an_impossible_machine_is_refused() -> None:
     with pytest.raises(CaseError, match="link_bytes_per_s of rank 1 must be positive, got 0"):
         Machine(link_bytes_per_s=(1.0, 0.0))
@@ -185,6 +199,30 @@ def test_a_faster_link_never_hurts_and_a_slower_one_never_helps() -> None:
     ]
     assert steps == sorted(steps, reverse=True)
     assert steps[0] > steps[2]
+
+
+def test_how_far_rehearsed_schedules_were_off_widens_the_interval() -> None:
+    table = _table(CONFIG)
+    machine = machine_of(table, [200 * MBIT] * 2)
+    step_ms = predict(CONFIG, table, machine, draws=0).metrics.step_latency_ms
+    row = {"config": asdict(CONFIG), "rate_bits_per_s": 200 * MBIT}
+    rows = [{**row, "step_ms": step_ms / 1.03}, {**row, "step_ms": step_ms / 0.96}]
+    rehearsed = rehearse(CostTable(rows=table.rows, meta={**table.meta, "world_size": 2, "rehearsal": rows}))
+    assert [each.error for each in rehearsed] == pytest.approx([0.03, -0.04])
+    bias = model_error(rehearsed, "real")
+    assert bias == pytest.approx(math.sqrt((0.03**2 + 0.04**2) / 2))
+    assert model_error(rehearsed, "emulated") == 0
+    narrow, wide = (predict(CONFIG, table, machine, draws=0, bias=value) for value in (0.0, bias))
+    assert narrow.step_ms_high == narrow.step_ms_low
+    # normal: 1.645 standard deviations on either side hold 9 of 10
+    assert wide.step_ms_high / step_ms - 1 == pytest.approx(1.645 * bias)
+
+
+def test_a_table_without_rehearsed_schedules_is_refused() -> None:
+    table = _table(CONFIG)
+    meta = {name: value for name, value in table.meta.items() if name != "rehearsal"}
+    with pytest.raises(TraceError, match="rehearsal"):
+        rehearse(CostTable(rows=table.rows, meta=meta))
 
 
 def test_a_cost_table_without_what_lanes_take_is_refused() -> None:

@@ -8,8 +8,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from executor.profile_run import RunConfig, loop_of, sizes_of_run
+from executor.profile_run import RunConfig, config_from, loop_of, sizes_of_run
 from executor.profile_sizes import RunSizes
+from nestpipe.errors import CaseError
 from nestpipe.ir import OpKind, Program, unroll
 from nestpipe.metrics import StepMetrics, measure
 from nestpipe.timeline import Timeline
@@ -19,7 +20,7 @@ from sim.engine import simulate
 from sim.folding import World
 from traces.cost_table import CostFit, CostTable, costs_of, fit_kind, resample
 
-__all__ = ["Prediction", "differences", "machine_of", "predict"]
+__all__ = ["Prediction", "Rehearsed", "differences", "machine_of", "model_error", "predict", "rehearse"]
 
 _QUARTILE: Final = 0.6745
 _NINE_OF_TEN: Final = 1.645  # standard deviations, normal
@@ -33,7 +34,8 @@ class Prediction:
         config: what is predicted.
         timeline, metrics: of the simulation with the fitted costs.
         step_ms_low, step_ms_high: the interval in which 9 of 10 runs are expected, from the spread of single ops, the
-            sampling error of the profile's means, what the fits leave unexplained, and the repeatability of whole runs.
+            sampling error of the profile's means, what the fits leave unexplained, the repeatability of whole runs, and
+            how far predictions were off on whole schedules in the profile (`rehearse`).
         extrapolated: share of the ops' predicted time that lies outside the sizes profiled.
         draws: how many seeds the interval rests on.
     """
@@ -67,8 +69,7 @@ def machine_of(table: CostTable, rates_bits_per_s: Sequence[int]) -> Machine:
         link_bytes_per_s=tuple(rate / BITS_PER_BYTE for rate in rates_bits_per_s),
         burst_bytes=table.number("burst_bytes"),
         cores=cores,
-        # with more ranks than cores each op was seen competing with other ranks, so its cost holds that already
-        core_each=len(rates_bits_per_s) > cores,
+        crowding=max(table.number("world_size") / cores, 1.0),
         run_to_completion="realtime" in priority,
         transfer_cores=table.number("transfer_cores"),
         turn_bytes={OpKind(kind): table.number("turn_bytes", kind) for kind in turns},
@@ -95,6 +96,7 @@ def predict(
     draws: int = 16,
     seed: int = 0,
     sizes: RunSizes | None = None,
+    bias: float = 0.0,
 ) -> Prediction:
     """Predict one configuration; nothing is run.
 
@@ -105,6 +107,7 @@ def predict(
         draws: simulations with redrawn costs for the interval.
         seed: of these.
         sizes: of the configuration's ops, if they are known already.
+        bias: relative error of predictions on this machine, part of the interval (`model_error`).
 
     Raises:
         TraceError: if the table has no costs for what the schedule needs.
@@ -126,8 +129,9 @@ def predict(
         again = _simulate(program, drawn, op_sizes, machine, busy, spread=spread, seed=seed * 1000 + number)
         steps.append(measure(again).step_latency_ms)
     step_ms = metrics.step_latency_ms
-    repeats_ms = table.number("repeatability_cv", config.variant.split()[0]) * step_ms
-    half_ms = _NINE_OF_TEN * float(np.hypot(np.std(steps, ddof=1) if len(steps) > 1 else 0.0, repeats_ms))
+    drawn_ms = float(np.std(steps, ddof=1)) if len(steps) > 1 else 0.0
+    repeats = table.number("repeatability_cv", config.variant.split()[0])
+    half_ms = _NINE_OF_TEN * float(np.hypot(drawn_ms, np.hypot(repeats, bias) * step_ms))
     return Prediction(
         config=config,
         timeline=timeline,
@@ -147,6 +151,47 @@ def _redrawn(
     for _ in range(draws):
         fits = _fits(replace(table, rows=resample(table.rows, generator)), variant, kinds)
         yield {kind: _moved(fit, generator) for kind, fit in fits.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsed:
+    """A whole schedule that ran in the profile, and its prediction from the costs; nothing is fitted on it."""
+
+    config: RunConfig
+    measured_ms: float
+    predicted_ms: float
+
+    @property
+    def error(self) -> float:
+        """Relative error of the prediction."""
+        return self.predicted_ms / self.measured_ms - 1
+
+
+def rehearse(table: CostTable) -> list[Rehearsed]:
+    """Predict the whole schedules that the profile has run.
+
+    Raises:
+        TraceError: if the table does not have them, or one of them is not whole.
+    """
+    rows = table.value("rehearsal")
+    if not isinstance(rows, Sequence):
+        raise table.problem(["rehearsal"], f"must be a list, got {rows!r}")
+    found = []
+    for row in rows:
+        try:
+            config, rate, step_ms = config_from(row["config"]), int(row["rate_bits_per_s"]), float(row["step_ms"])
+        except (KeyError, TypeError, ValueError, CaseError) as error:
+            raise table.problem(["rehearsal"], f"must have config, rate_bits_per_s and step_ms: {error}") from None
+        machine = machine_of(table, [rate] * round(table.number("world_size")))
+        predicted_ms = predict(config, table, machine, draws=0).metrics.step_latency_ms
+        found.append(Rehearsed(config=config, measured_ms=step_ms, predicted_ms=predicted_ms))
+    return found
+
+
+def model_error(rehearsed: Sequence[Rehearsed], compute: str) -> float:
+    """The root mean square of the relative errors of one kind of compute, 0 without any."""
+    errors = [each.error for each in rehearsed if each.config.variant.split()[0] == compute]
+    return float(np.sqrt(np.mean(np.square(errors)))) if errors else 0.0
 
 
 def _fits(table: CostTable, variant: str, kinds: Sequence[OpKind]) -> dict[OpKind, CostFit]:

@@ -100,6 +100,7 @@ def _plan(quick: bool, compute: Compute, rates_mbit_per_s: Sequence[float]) -> P
 
 
 def _show(table: CostTable, out: Path, output: Format) -> None:
+    from nestpipe.cli._validate_predict import rehearse
     from nestpipe.ir import OpKind
     from traces.cost_table import COST_COLUMNS, costs_of, fit_kind
 
@@ -141,6 +142,11 @@ def _show(table: CostTable, out: Path, output: Format) -> None:
     typer.echo(
         f"hand-over to a waiting lane {hand['handoff']:.0f} us, to a lane's next op {hand['issue']:.0f} us (measured)"
     )
+    typer.echo("whole schedules, step time (ms); nothing is fitted on them, and their error widens predicted intervals")
+    for each in rehearse(table):
+        who, name = each.config.variant.split()[0], each.config.schedule
+        times = f"predicted {each.predicted_ms:7.2f}  measured {each.measured_ms:7.2f}"
+        typer.echo(f"  {who:<9}{name:<19} {times}  {each.error:+.1%}")
     typer.echo("interference, time together over time alone (measured)")
     for row in meta["interference"]:
         typer.echo(f"  {row['compute']:<9}{row['pair']:<44} {row['kind']:<19} {row['slowdown']:.2f}")

@@ -161,8 +161,9 @@ def _predict(points: Sequence[Point], table: CostTable, world_size: int, draws: 
     from dataclasses import replace
 
     from executor.profile_run import sizes_of_run
-    from nestpipe.cli._validate_predict import machine_of, predict
+    from nestpipe.cli._validate_predict import machine_of, model_error, predict, rehearse
 
+    rehearsed = rehearse(table)
     known: dict[object, Any] = {}
     found = []
     with progress(len(points)) as tell:
@@ -172,7 +173,8 @@ def _predict(points: Sequence[Point], table: CostTable, world_size: int, draws: 
             if key not in known:
                 known[key] = sizes_of_run(point.config, world_size)
             machine = machine_of(table, [point.rate_bits_per_s] * world_size)
-            found.append(predict(point.config, table, machine, draws=draws, seed=seed, sizes=known[key]))
+            bias = model_error(rehearsed, point.config.variant.split()[0])
+            found.append(predict(point.config, table, machine, draws=draws, seed=seed, sizes=known[key], bias=bias))
     return found
 
 
