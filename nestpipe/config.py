@@ -5,20 +5,33 @@ from __future__ import annotations
 import difflib
 import re
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import yaml
 
 from nestpipe.errors import NestPipeError
 
-__all__ = ["Config", "decode", "read_yaml"]
+__all__ = ["Config", "YamlLoader", "decode", "read_yaml"]
 
 T = TypeVar("T")
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML 1.1 as PyYAML reads it, with the numbers of YAML 1.2: `2e10` and `1.0e9` are numbers, not text."""
+class YamlLoader(yaml.SafeLoader):
+    """YAML 1.1 as PyYAML reads it, with the numbers of YAML 1.2: `2e10` and `1.0e9` are numbers, not text.
+
+    A key that is given twice is refused: which of the two is meant cannot be known.
+    """
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(None, None, "a key must be plain text", key.start_mark)
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key.value!r} is given twice", key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
 
     def number(self, node: yaml.ScalarNode) -> float | int:
         """A number with point or exponent; `2e10` is whole, so it counts rows as well as it measures time."""
@@ -26,12 +39,12 @@ class _Loader(yaml.SafeLoader):
         return int(value) if "e" in node.value.lower() and value.is_integer() and abs(value) < 2**63 else value
 
 
-_Loader.add_implicit_resolver(
+YamlLoader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"[-+]?(?:[0-9][0-9_]*(?:\.[0-9_]*)?|\.[0-9][0-9_]*)[eE][-+]?[0-9]+\Z"),
     list("-+.0123456789"),
 )
-_Loader.add_constructor("tag:yaml.org,2002:float", _Loader.number)
+YamlLoader.add_constructor("tag:yaml.org,2002:float", YamlLoader.number)
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -54,7 +67,7 @@ def read_yaml(path: Path, into: type[T], error: type[NestPipeError]) -> T:
 def decode(text: str, into: type[T], error: type[NestPipeError], *, source: str) -> T:
     """The YAML text as an `into`; see `read_yaml`."""
     try:
-        document = yaml.load(text, _Loader)
+        document = yaml.load(text, YamlLoader)
     except (yaml.YAMLError, ValueError) as cause:  # a ValueError comes of a date such as 2024-13-45
         raise error(f"{source}: not valid YAML: {str(cause).replace(chr(10), ' ')}") from None
     if document is None:

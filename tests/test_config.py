@@ -38,3 +38,9 @@ def test_an_empty_file_is_called_empty(text: str) -> None:
 def test_a_date_that_is_none_is_not_valid() -> None:
     with pytest.raises(CaseError, match=r"a\.yaml: not valid YAML: month must be"):
         decode("name: 2024-13-45", Numbers, CaseError, source="a.yaml")
+
+
+@pytest.mark.parametrize("text", ["rate: 1\nname: a\nrate: 2\n", "{rate: 1, rate: 1}"])
+def test_a_key_that_is_given_twice_is_refused(text: str) -> None:
+    with pytest.raises(CaseError, match=r"a\.yaml: not valid YAML: key 'rate' is given twice"):
+        decode(text, Numbers, CaseError, source="a.yaml")

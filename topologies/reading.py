@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from nestpipe.config import YamlLoader
 from nestpipe.errors import TopologyError, unknown_name
 
 __all__ = ["Quantity", "Reader", "load_yaml"]
@@ -136,28 +137,9 @@ def _unit_hint(key: str) -> str:
     return "without a unit"
 
 
-class _YamlLoader(yaml.SafeLoader):
-    """YAML that reads 25e9 as a number, which YAML 1.1 does not, and refuses a key given twice."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                raise yaml.constructor.ConstructorError(None, None, "a key must be plain text", key.start_mark)
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"key {key.value!r} is given twice", key.start_mark)
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
-_YamlLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
-
-
 def load_yaml(text: str, where: str) -> Any:
     """YAML as plain values; `where` is what errors name as the file."""
     try:
-        return yaml.load(text, Loader=_YamlLoader)
+        return yaml.load(text, Loader=YamlLoader)
     except yaml.YAMLError as error:
         raise TopologyError(f"{where}: not valid YAML: {' '.join(str(error).split())}") from None
