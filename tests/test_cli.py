@@ -96,6 +96,7 @@ def test_jitter_needs_the_unfolded_ranks_and_is_reproducible() -> None:
         (("simulate", "--schedule", "2d_sp", "--domain-size", "0"), "domain-size"),
         (("simulate", "--schedule", "sync", "--jitter", "0.1", "--seed", "-1"), "seed"),
         (("simulate", "--schedule", "sync", "--communication-share", "0.2"), "needs --topology"),
+        (("simulate", "--schedule", "sync", "--batch", "64"), "--batch 64 needs --model NAME"),
         (("simulate", "--schedule", "sync", "--jitter", "-1"), "between 0 and 10"),
         (("reproduce", "--case", "nowhere.yaml"), "unknown case 'nowhere.yaml'"),
         (("schedule", "show", "missing.txt"), "unknown schedule 'missing.txt'"),

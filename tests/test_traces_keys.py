@@ -169,6 +169,11 @@ def test_gzip_is_known_by_its_content(tmp_path: Path) -> None:
     assert read_keys(path).values.tolist() == [1, 2, 3]
 
 
+def test_a_header_alone_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=r"a\.csv: no samples; expected at least one line of keys"):
+        read_keys(write(tmp_path / "a.csv", "key\n"))
+
+
 def test_parts_are_read_one_after_the_other(tmp_path: Path) -> None:
     one, two = write(tmp_path / "1.csv", "a,b\n1,2\n"), write(tmp_path / "2.csv", "a,b\n3,4\n")
     assert read_keys([one, two]).values.tolist() == [1, 2, 3, 4]

@@ -85,6 +85,9 @@ def read_keys(
         for stream, time in _iter_parts(Path(path), wanted, order_by):
             parts.append(stream)
             times.append(time)
+    if not parts:
+        names = ", ".join(map(str, files))
+        raise TraceError(f"{names}: no samples; expected at least one line of keys, found none after the header")
     whole = join_streams(parts)
     if wanted is not None:
         whole = whole.select(wanted)

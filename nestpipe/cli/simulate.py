@@ -109,6 +109,8 @@ def simulate(
         raise CaseError("--communication-share needs --topology NAME|FILE: without one nothing is shared")
     if load_plot is not None and cluster is None:
         raise CaseError("--load-plot needs --topology NAME|FILE: without one there are no links and hosts")
+    if batch is not None and model is None:
+        raise CaseError(f"--batch {batch} needs --model NAME: a case has the batch that it was measured with")
     noise = Jitter(cv=jitter, stragglers=_stragglers(straggler or []), seed=seed)
     ratios = _ratios(
         keys, model, columns=key_column, order_by=key_order_by, sequence=key_sequence, drawn=key_resample, seed=seed
@@ -249,6 +251,8 @@ def _print(output: Format, result: dict[str, Any]) -> None:
     else:
         for key, value in result["provenance"].items():
             typer.echo(f"# {key}: {value}")
+        base = f"{result['scaling_efficiency_relative_to']:,} workers"
+        typer.echo(f"# speedup over {result['speedup_relative_to']}, scaling efficiency relative to {base}")
         typer.echo(results(rows.drop(columns=["relative_error"])))
         typer.echo()
         typer.echo(parts({str(result["schedule"]): result["parts_ms"]}, title="Where the step goes"))
