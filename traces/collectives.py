@@ -213,7 +213,10 @@ def _read_nccl_json(
     name = collective or collective_name(str(args[0]) if isinstance(args, list) and args else "")
     name = name or collective_name(Path(path).name)
     if name is None:
-        raise TraceError(f"{path}: args[0] must name the test program, got {args!r}; pass collective=")
+        raise TraceError(
+            f"{path}: args[0] must name the test program, got {args!r}; "
+            "or name the collective in the file's name, such as all_gather.json (in Python: collective=)"
+        )
     rows: list[_Measurement] = []
     for index, result in enumerate(document["results"]):
         if not isinstance(result, Mapping):

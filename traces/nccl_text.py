@@ -294,6 +294,9 @@ def factor_range(rows: Iterable[LogRow]) -> tuple[float, float] | None:
     return (low, high) if seen and low <= high else None
 
 
+_NAME_IT = "name it in the file's name, such as all_gather.log (in Python: collective=)"
+
+
 def infer_collective(path: str, header: LogHeader, rows: list[LogRow], hint: str) -> str:
     """Which collective a log measured: what it says, else what its bandwidths allow and the file name (`hint`) picks.
 
@@ -307,7 +310,7 @@ def infer_collective(path: str, header: LogHeader, rows: list[LogRow], hint: str
     if bounds is None:
         if named:
             return named
-        raise TraceError(f"{path}: the log does not say which collective it measured; pass collective=")
+        raise TraceError(f"{path}: the log does not say which collective it measured; {_NAME_IT}")
     reduces = any(row.redop not in ("", "none") for row in rows)
     names: tuple[str, ...]
     if reduces:
@@ -322,7 +325,7 @@ def infer_collective(path: str, header: LogHeader, rows: list[LogRow], hint: str
     if len(possible) == 1:
         return possible[0]
     choices = ", ".join(possible) or "none of those known"
-    raise TraceError(f"{path}: busbw/algbw allows {choices}; pass collective= to say which one the log measured")
+    raise TraceError(f"{path}: busbw/algbw allows {choices}; {_NAME_IT}")
 
 
 def _allows(name: str, bounds: tuple[float, float]) -> bool:
