@@ -97,7 +97,7 @@ def test_busbw_over_algbw_outranks_the_header(tmp_path: Path) -> None:
 def test_a_log_that_could_be_several_collectives_is_refused(tmp_path: Path) -> None:
     text = "\n".join(line.replace("N/A", "0") for line in NCCL_TEXT.splitlines() if "starting" not in line)
     path = write(tmp_path, text)
-    with pytest.raises(TraceError, match="all_to_all, all_gather, gather, scatter; name it in the file.s name"):
+    with pytest.raises(TraceError, match=r"all_to_all, all_gather, gather, scatter; name it in the file's name"):
         read_collective_log(path)
     assert set(read_collective_log(path, collective="all_gather")["collective"]) == {"all_gather"}
 
