@@ -148,6 +148,11 @@ def test_unknown_preset_and_impossible_sizes() -> None:
         synthesise(preset("dlrm"), RATES, batch=4, world_size=1, micro_batches=5)
 
 
+def test_a_batch_whose_numbers_no_table_holds_is_refused_with_op_and_column() -> None:
+    with pytest.raises(TraceError, match=r"batch per worker of 1,000,000,000,000: \w+ has flops of .*smaller batch"):
+        synthesise(preset("dlrm"), RATES, batch=10**12, world_size=8)
+
+
 def trace(model: WorkloadModel, **changes: Any) -> pd.DataFrame:
     return synthesise(model, RATES, **{"batch": 64, "world_size": 8, "micro_batches": 4, **changes})
 

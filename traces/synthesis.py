@@ -23,6 +23,8 @@ __all__ = ["SYNTHETIC_COLUMNS", "AcceleratorRates", "KeyCounts", "key_counts", "
 SYNTHETIC_COLUMNS = (
     *("rank", "step", "batch", "micro_batch", "kind", "duration_ns", "bytes", "keys", "unique_keys", "flops", "source"),
 )
+_COUNTED = ("rank", "step", "batch", "micro_batch", "duration_ns", "bytes", "keys", "unique_keys", "flops")
+_WHOLE_MAX = 2**63 - 1
 _KEY_BYTES = 8
 _SORT_PASSES = 8
 
@@ -153,7 +155,7 @@ def synthesise(
         `SYNTHETIC_COLUMNS`; times in ns, sizes in bytes, `source` starts with `assumed`.
 
     Raises:
-        TraceError: a size out of range, or statistics that do not cover N.
+        TraceError: a size out of range, a number too large for a table, or statistics that do not cover N.
     """
     if not (batch >= 1 and world_size >= 1 and 1 <= micro_batches <= batch):
         raise TraceError(
@@ -165,9 +167,21 @@ def synthesise(
         model=model, rates=rates, batch=batch, world_size=world_size, optimizer_floats=optimizer_floats_per_row
     )
     rows = [*step.lookup_path(counts), *step.windows(counts), *step.finish(counts)]
+    for row in rows:
+        _require_countable(dict(zip(SYNTHETIC_COLUMNS, row, strict=True)), batch)
     frame = pd.DataFrame(rows, columns=list(SYNTHETIC_COLUMNS))
-    counted = ["rank", "step", "batch", "micro_batch", "duration_ns", "bytes", "keys", "unique_keys", "flops"]
-    return frame.astype(dict.fromkeys(counted, "Int64"))
+    return frame.astype(dict.fromkeys(_COUNTED, "Int64"))
+
+
+def _require_countable(row: dict[str, object], batch: int) -> None:
+    """Raises a TraceError that names the op if one of its numbers does not fit the whole numbers of a table."""
+    for name in _COUNTED:
+        value = row[name]
+        if isinstance(value, int) and value > _WHOLE_MAX:
+            raise TraceError(
+                f"batch per worker of {batch:,}: {row['kind']} has {name} of {value:.3g}, more than the "
+                f"{_WHOLE_MAX:.3g} that a table holds; take a smaller batch or model"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
