@@ -188,6 +188,9 @@ def _guarded(world: World, watchdog: Watchdog, options: RunOptions, outputs: Out
                 raise ExecutorError(f"--resume: no checkpoint in {outputs.checkpoint}; give --checkpoint a directory")
             restore(trainer, found)
         end = last_batch(trainer, options.steps)
+        problem = world.gather(outputs.prepare() if world.rank == 0 else None)[0]
+        if problem is not None:
+            raise ExecutorError(problem)
         code = 1
         return train(trainer, options, outputs, end)
     except NestPipeError as error:

@@ -49,6 +49,20 @@ class Outputs:
         if self.checkpoint is None and (self.checkpoint_every is not None or self.resume):
             raise ExecutorError("checkpoint_every and resume need a checkpoint directory; give --checkpoint")
 
+    def prepare(self) -> str | None:
+        """Make the folders, so that what cannot be written is known before training; what is wrong, if anything."""
+        folders = (self.checkpoint, self.chrome, None if self.timeline is None else self.timeline.parent)
+        for folder in filter(None, folders):
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                return f"{folder}: cannot be made a folder: {error.strerror}; choose another"
+            if not os.access(folder, os.W_OK):
+                return f"{folder}: cannot be written to; choose another"
+        if self.timeline is not None and self.timeline.is_dir():
+            return f"{self.timeline}: --timeline names a file, and this is a folder"
+        return None
+
 
 def train(trainer: Trainer, options: RunOptions, outputs: Outputs, end: int) -> dict[str, Any]:
     """Train to batch `end` and say what came out. A collective call; the result is meant for rank 0.

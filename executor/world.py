@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from executor.duplex import all_to_all_duplex
 from executor.memory import keep_freed_memory
-from nestpipe.errors import ExecutorError
+from nestpipe.errors import ExecutorError, unknown_name
 from nestpipe.ir import Op, OpKind, Resource, op_name
 
 __all__ = ["Communicator", "World", "join_world", "partition_of"]
@@ -214,7 +214,7 @@ def join_world(
     unless given. Sets what malloc does with freed memory, for this process (`executor.memory`).
 
     Raises:
-        ExecutorError: if a variable is missing or wrong, the port is taken, or the others do not come in time.
+        ExecutorError: if a variable or the backend is wrong, the port is taken, or the others do not come in time.
     """
     keep_freed_memory()
     if threads is not None:
@@ -228,6 +228,9 @@ def join_world(
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     run, restart = (os.environ.get(f"TORCHELASTIC_{name}", "0") for name in ("RUN_ID", "RESTART_COUNT"))
     prefix = f"nestpipe/{run}/{restart}"
+    _check_backend(backend)
+    if address[1] >= 1 << 16:
+        raise ExecutorError(f"environment variable MASTER_PORT must be a port below {1 << 16}, got {address[1]}")
     try:
         store = _meet(address, rank, world_size, rank == 0 and not agent, rendezvous_s, f"{prefix}/arrivals")
         dist.init_process_group(
@@ -248,6 +251,13 @@ def join_world(
         address=(address[0], store.port),
         prefix=prefix,
     )
+
+
+def _check_backend(backend: str) -> None:
+    if backend not in dist.Backend.backend_list:
+        raise ExecutorError(unknown_name("backend", backend, dist.Backend.backend_list))
+    if backend == "nccl" and not dist.is_nccl_available():
+        raise ExecutorError("backend nccl: this torch was built without it; use gloo, or install torch for CUDA")
 
 
 def _meet(address: tuple[str, int], rank: int, world_size: int, serves: bool, wait_s: float, prefix: str) -> TCPStore:

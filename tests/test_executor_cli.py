@@ -13,12 +13,13 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import torch
 
 from executor import recorder
 from executor.cli import check_process
 from executor.options import CommDtype, ModelKind, RunOptions, make_trainer, user_sequences
 from executor.session import Outputs, last_batch, train
-from executor.world import World
+from executor.world import World, join_world
 from executor.wraps import parse_delay, parse_device
 from nestpipe.errors import ExecutorError, NestPipeError
 from nestpipe.metrics import partition
@@ -192,8 +193,37 @@ def test_a_process_that_could_not_start_is_refused(values: tuple[str, int, float
 
 
 @pytest.mark.parametrize(
+    ("environment", "backend", "message"),
+    [
+        ({}, "glooo", "unknown backend 'glooo'"),
+        ({}, "nccl", "backend nccl: this torch was built without it"),
+        ({"MASTER_PORT": "99999"}, "gloo", "MASTER_PORT must be a port below 65536, got 99999"),
+    ],
+)
+def test_a_backend_or_port_that_cannot_be_is_refused_before_ranks_meet(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], backend: str, message: str
+) -> None:
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ExecutorError, match=message):
+        join_world(backend=backend)
+
+
+@pytest.mark.parametrize("name", ["timeline", "chrome", "checkpoint"])
+def test_outputs_that_could_not_be_written_are_refused_before_training(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").touch()
+    values: dict[str, Any] = {name: tmp_path / "file" / "folder" / "out"}
+    assert "cannot be made a folder" in (Outputs(**values).prepare() or "")
+    assert "names a file, and this is a folder" in (Outputs(timeline=tmp_path).prepare() or "")
+    assert Outputs(**{name: tmp_path / "new" / "out"}).prepare() is None
+    assert (tmp_path / "new").is_dir()
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--timeline", "/proc/nowhere/timeline.parquet"], "/proc/nowhere: cannot be made a folder"),
         (["--schedule", "nestpipe_2d_sp", "--domain-size", "3"], "domain_size must divide the world size 2, got 3"),
         (["--data", "/nowhere/keys.csv"], "/nowhere/keys.csv: cannot be read"),
         (["--checkpoint", "/nowhere", "--resume"], "no checkpoint in /nowhere"),
