@@ -225,6 +225,25 @@ def test_a_table_without_rehearsed_schedules_is_refused() -> None:
         rehearse(CostTable(rows=table.rows, meta=meta))
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"config": "sync"},
+        {"config": {}},
+        {"rate_bits_per_s": float("inf")},
+        {"step_ms": None},
+        {"step_ms": 0},
+        {"step_ms": float("nan")},
+    ],
+)
+def test_a_damaged_rehearsal_is_refused_by_key(change: dict[str, Any]) -> None:
+    row: dict[str, Any] = {"config": CONFIG.values(), "rate_bits_per_s": 200 * MBIT, "step_ms": 10.0}
+    table = _table(CONFIG)
+    for rows in ([{**row, **change}], [3]):
+        with pytest.raises(TraceError, match=r"cost table: meta.rehearsal must have .*nestpipe profile"):
+            rehearse(replace(table, meta={**table.meta, "world_size": 2, "rehearsal": rows}))
+
+
 def test_a_cost_table_without_what_lanes_take_is_refused() -> None:
     table = _table(CONFIG)
     meta = {name: value for name, value in table.meta.items() if name != "handoff"}

@@ -180,8 +180,10 @@ def rehearse(table: CostTable) -> list[Rehearsed]:
     for row in rows:
         try:
             config, rate, step_ms = config_from(row["config"]), int(row["rate_bits_per_s"]), float(row["step_ms"])
-        except (KeyError, TypeError, ValueError, CaseError) as error:
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError, CaseError) as error:
             raise table.problem(["rehearsal"], f"must have config, rate_bits_per_s and step_ms: {error}") from None
+        if not 0 < step_ms < np.inf:
+            raise table.problem(["rehearsal"], f"must have a positive step_ms, got {step_ms}")
         machine = machine_of(table, [rate] * round(table.number("world_size")))
         predicted_ms = predict(config, table, machine, draws=0).metrics.step_latency_ms
         found.append(Rehearsed(config=config, measured_ms=step_ms, predicted_ms=predicted_ms))
