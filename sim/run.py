@@ -17,7 +17,7 @@ from nestpipe.timeline import Timeline
 from nestpipe.units import ns_to_ms
 from sim.bound import Bound, max_cycle_ratio
 from sim.costs import Jitter, TimedCosts
-from sim.demand import Demand, demands_of_case
+from sim.demand import Demand, demands_of_case, origin_of
 from sim.engine import simulate
 from sim.folding import World
 from sim.hardware import HardwareCosts
@@ -34,8 +34,6 @@ __all__ = [
     "provenance",
     "require_runnable",
 ]
-
-_FITTED = frozenset({OpKind.FORWARD, OpKind.BACKWARD, OpKind.UPDATE, OpKind.ALL_TO_ALL_ROWS, OpKind.ALL_TO_ALL_GRADS})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,8 +139,12 @@ def case_run(
             timeline=timeline, metrics=measure(timeline, global_batch=global_batch), bound=bound, provenance=rests
         )
     home = home_cluster(case)
-    demands = demands_of_case(work, values, loop, home, world_size)
-    run = hardware_run(
+    origins = _origins(case, loop, world_size, domain_size, moved=cluster != home)
+    demands = {
+        kind: replace(demand, origin=origins[kind])
+        for kind, demand in demands_of_case(work, values, loop, home, world_size).items()
+    }
+    return hardware_run(
         loop,
         cluster,
         demands,
@@ -154,12 +156,6 @@ def case_run(
         communication_share=communication_share,
         meta=meta,
     )
-    rests = provenance(case, loop, run.bound, world_size, domain_size)
-    if cluster != home:  # the demands were worked out on other hardware
-        moved = {"fitted": "extrapolated", "interpolated": "extrapolated"}
-        names = [moved.get(name, name) for name in rests]
-        rests = {name: sum(v for n, v in zip(names, rests.values(), strict=True) if n == name) for name in names}
-    return replace(run, provenance=rests)
 
 
 def home_cluster(case: Case) -> Cluster:
@@ -243,21 +239,37 @@ def provenance(
     extrapolated beyond them; an All2All inside a domain is judged by the domain's size. The lookup path is fitted in
     all, but its split into stages is assumed, as are dedup, sync and the synchronisation of replicas.
     """
+    origins = _origins(case, loop, world_size, domain_size)
+    total = sum(step.ns for step in bound.cycle) or 1
+    shares: dict[str, float] = {}
+    for step in bound.cycle:
+        status = origins[step.kind]
+        shares[status] = shares.get(status, 0.0) + step.ns / total
+    return dict(sorted(shares.items()))
+
+
+def _origins(
+    case: Case, loop: Loop, world_size: int, domain_size: int | None, *, moved: bool = False
+) -> dict[OpKind, str]:
+    """Where the time of every op kind of the loop comes from, see `provenance`.
+
+    A fitted time that is `moved` to other hardware than the case's own is extrapolated at every world size.
+    """
     sizes = [row.world_size for row in case.fit]
-    resources = {op.kind: stream.resource for stream in loop.streams for op in stream.ops}
 
     def of_fit(size: int) -> str:
+        if moved:
+            return "extrapolated"
         if size in sizes:
             return "fitted"
         return "interpolated" if min(sizes) < size < max(sizes) else "extrapolated"
 
-    total = sum(step.ns for step in bound.cycle) or 1
-    shares: dict[str, float] = {}
-    for step in bound.cycle:
-        in_domain = resources[step.kind] is Resource.DOMAIN and domain_size is not None
-        status = of_fit(domain_size if in_domain and domain_size else world_size) if step.kind in _FITTED else "assumed"
-        shares[status] = shares.get(status, 0.0) + step.ns / total
-    return dict(sorted(shares.items()))
+    found: dict[OpKind, str] = {}
+    for stream in loop.streams:
+        in_domain = stream.resource is Resource.DOMAIN and domain_size is not None
+        size = domain_size if in_domain and domain_size else world_size
+        found |= {op.kind: of_fit(size) if origin_of(op.kind) == "fitted" else "assumed" for op in stream.ops}
+    return found
 
 
 def case_step_ms(case: Case, work: Workload, loop: Loop, world_size: int, values: Mapping[str, float]) -> float:

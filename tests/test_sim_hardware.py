@@ -72,6 +72,13 @@ def test_a_case_on_other_hardware_takes_the_other_hardwares_time_and_says_so() -
     assert moved.metrics.communication_ms > 2 * home.metrics.communication_ms
     assert "fitted" in home.provenance
     assert set(moved.provenance) <= {"assumed", "extrapolated"}
+    assert home.stages is not None
+    assert moved.stages is not None
+    there = moved.stages.set_index("kind")["origin"].to_dict()
+    fitted = home.stages.set_index("kind")["origin"].eq("fitted").to_dict()
+    assert there == {kind: "extrapolated" if is_fitted else "assumed" for kind, is_fitted in fitted.items()}
+    assert fitted["forward"]
+    assert not fitted["lookup"]
     with pytest.raises(CaseError, match="names no topology"):
         case_run(msgspec.structs.replace(CASE, topology=None), WORK, loop, 128, cluster=slow)
 
