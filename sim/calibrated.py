@@ -125,7 +125,6 @@ class _Exchange:
     lane: int
     before_ns: float
     after_ns: float
-    wire_factor: float
     turn_bytes: float
     traffic: npt.NDArray[np.float64] | None
 
@@ -231,7 +230,6 @@ class CalibratedCosts:
             lane=self._lanes[number],
             before_ns=fit.constant_ns / 2 * factor,
             after_ns=(max(fit.time_ns(size) for size in sizes) - fit.constant_ns / 2) * factor,
-            wire_factor=fit.coefficients.get("wire_ns", 1.0),
             turn_bytes=self.machine.turn_bytes.get(op.kind, 0.0),
             traffic=self.sizes.traffic.get(name),
         )
@@ -303,7 +301,7 @@ class CalibratedCosts:
         size = self.machine.world_size
         links = [run.links[index] for index in {end for src, dst, _ in flows for end in (src, size + dst)}]
         left = yield from self._turns(run, work.turn_bytes, links)
-        yield from self._transfer(run, work, flows, links)
+        yield from self._transfer(run, flows, links)
         yield from self._on_ranks(run, work.ranks, work.after_ns)
         if work.kind not in _ONE_STEP:
             yield from self._turns(run, left, links)
@@ -333,7 +331,7 @@ class CalibratedCosts:
         return run.fluid.start(Activity(work=time_ns, uses=uses, cap_per_s=NS_PER_S))
 
     def _transfer(
-        self, run: _Run, work: _Exchange, flows: Sequence[tuple[int, int, float]], links: Sequence[_Link]
+        self, run: _Run, flows: Sequence[tuple[int, int, float]], links: Sequence[_Link]
     ) -> Generator[simpy.Event, Any, None]:
         """All flows at once; each takes its share of what its links have saved, then the wire."""
         ranks = self.machine.world_size
@@ -350,7 +348,7 @@ class CalibratedCosts:
                 uses = {end.resource: 1.0 for end in ends}
                 if run.cores is not None and self.machine.transfer_cores:
                     uses[run.cores] = self.machine.transfer_cores / min(end.rate for end in ends)
-                events.append(run.fluid.start(Activity(work=(num_bytes - free) * work.wire_factor, uses=uses)))
+                events.append(run.fluid.start(Activity(work=num_bytes - free, uses=uses)))
         for link, free in used:
             run.links[link].spend(int(run.env.now), free)
         for each in links:

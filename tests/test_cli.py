@@ -9,7 +9,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import typer
 
+from nestpipe import cli
 from nestpipe.schedules import load
 from nestpipe.text import show
 
@@ -140,3 +142,18 @@ def test_nestpipe_alone_shows_what_it_is_for() -> None:
 def test_the_version_is_that_of_the_package() -> None:
     done = nestpipe("--version")
     assert (done.returncode, done.stdout) == (0, f"nestpipe {version('nestpipe')}\n")
+
+
+def test_an_interrupted_command_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    stub = typer.Typer()
+
+    @stub.command()
+    def work() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "app", stub)
+    monkeypatch.setattr(sys, "argv", ["nestpipe"])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 130
+    assert capsys.readouterr().err.endswith("interrupted; nothing was left half-written\n")

@@ -42,6 +42,8 @@ try it at any size         nestpipe simulate --schedule nestpipe --world-size 15
 nestpipe --help lists every command, nestpipe COMMAND --help its options.
 """
 
+_INTERRUPTED = 130  # what typer makes of Ctrl-C
+
 app = typer.Typer(
     help="Predict, explain and validate nested pipelining of large recommendation-model training.",
     pretty_exceptions_enable=False,
@@ -92,9 +94,10 @@ def main() -> None:
     except NestPipeError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("interrupted; nothing was left half-written", file=sys.stderr)
-        sys.exit(130)
+    except SystemExit as end:
+        if end.code == _INTERRUPTED:
+            print("interrupted; nothing was left half-written", file=sys.stderr)
+        raise
     except BrokenPipeError:  # the reader of stdout has gone, for example head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
