@@ -45,7 +45,7 @@ def decimals(values: Iterable[float], least: int, significant: int) -> int:
     """Decimal places that show the smallest of the positive numbers with so many significant digits, at least `least`.
 
     >>> decimals([1.953, 2.077], 3, 4), decimals([0.0003761, 1.2], 3, 4), decimals([], 1, 3)
-    (3, 7, 1)
+    (3, 7, 2)
     """
     smallest = min((value for value in values if value > 0 and math.isfinite(value)), default=1.0)
     return max(least, significant - 1 - math.floor(math.log10(smallest)))
