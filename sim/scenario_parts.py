@@ -58,6 +58,14 @@ def within(name: str, value: float | None, low: float = 0.0, high: float = math.
         raise ValueError(f"{name} must be {expected}, got {value:g}")
 
 
+def _size(name: str, value: Bytes) -> int:
+    """The bytes of a key's value; a ValueError names the key."""
+    try:
+        return parse_bytes(value)
+    except ValueError as cause:
+        raise ValueError(f"{name}: {cause}") from None
+
+
 class Keys(Config, frozen=True, kw_only=True):
     """Key files whose ratios of repeated keys a model's lookups have; see docs/keys.md.
 
@@ -189,7 +197,7 @@ class Cluster(Config, frozen=True, kw_only=True):
         for name in ("device_memory_bytes", "host_memory_bytes"):
             value = getattr(self, name)
             if value is not None:
-                within(name, parse_bytes(value), 1)
+                within(name, _size(name, value), 1)
 
 
 class MicroBatching(Config, frozen=True, kw_only=True):
@@ -250,7 +258,7 @@ class Memory(Config, frozen=True, kw_only=True):
         within("key_bytes", self.key_bytes, 1)
         for name in self.__struct_fields__:
             if name.endswith(("bytes", "bytes_per_sample")):
-                parse_bytes(getattr(self, name))
+                _size(name, getattr(self, name))
 
 
 class Failures(Config, frozen=True, kw_only=True):

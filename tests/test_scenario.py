@@ -46,7 +46,15 @@ def _error(tmp_path: Path, text: str) -> str:
         (("scenario: plain", "scenario: plain\nobjective: {minimise: qps}"), "qps is to be maximised"),
         (("scenario: plain", "scenario: plain\nobjective: {minimise: cost}"), "unknown objective 'cost'"),
         (("scenario: plain", "scenario: plain\nobjective: {}"), "give exactly one of minimise and maximise"),
-        (("scenario: plain", "scenario: plain\nclusters: {a: {device_memory_bytes: 64 GX}}"), "a size must be bytes"),
+        (("scenario: plain", "scenario: plain\nclusters: {a: {device_memory_bytes: 64 GX}}"), "device_memory_bytes: a size must"),
+        (
+            (
+                "scenario: plain",
+                "scenario: plain\nmemory: {table_rows: 1, keys_per_sample: 1, row_bytes: 5 GB/s, "
+                "activation_bytes_per_sample: 1, dense_parameter_bytes: 1}",
+            ),
+            "memory: row_bytes: a size must be bytes",
+        ),
         (("scenario: plain", "scenario: plain\nclusters: {a: {topology: dgx_h10}}"), "unknown topology 'dgx_h10'"),
         (("scenario: plain", "scenario: plain\nsweep: {search: random}"), "needs 'points'"),
         (("scenario: plain", "scenario: plain\nsweep: {axes: {factors.skw: [1, 2]}}"), "did you mean 'factors.skew'?"),
