@@ -46,7 +46,10 @@ def _error(tmp_path: Path, text: str) -> str:
         (("scenario: plain", "scenario: plain\nobjective: {minimise: qps}"), "qps is to be maximised"),
         (("scenario: plain", "scenario: plain\nobjective: {minimise: cost}"), "unknown objective 'cost'"),
         (("scenario: plain", "scenario: plain\nobjective: {}"), "give exactly one of minimise and maximise"),
-        (("scenario: plain", "scenario: plain\nclusters: {a: {device_memory_bytes: 64 GX}}"), "device_memory_bytes: a size must"),
+        (
+            ("scenario: plain", "scenario: plain\nclusters: {a: {device_memory_bytes: 64 GX}}"),
+            "device_memory_bytes: a size must be bytes",
+        ),
         (
             (
                 "scenario: plain",
