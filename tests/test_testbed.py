@@ -142,8 +142,10 @@ def test_what_a_killed_owner_left_is_removed_by_the_next_one() -> None:
 def test_an_owner_that_is_asked_to_end_leaves_nothing_behind(number: signal.Signals, code: int) -> None:
     script = textwrap.dedent(
         """
+        import signal
         import time
         from executor import testbed
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job starts with it ignored
         with testbed.temporary([10**8] * 2) as bed:
             print(bed.name, flush=True)
             time.sleep(600)
