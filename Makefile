@@ -44,7 +44,7 @@ bench: $(VENV)/.installed
 ## equality: every synchronous schedule against sequential training, bit by bit, the full grid (hours)
 equality: $(VENV)/.installed
 	$(VENV)/bin/pip install $(PIP_FLAGS) -c constraints.txt -e '.[executor]'
-	$(VENV)/bin/python -m executor.equality
+	$(VENV)/bin/python -m executor.app.equality
 
 clean:
 	rm -rf $(VENV) $(TEST_VENV) out build *.egg-info

@@ -27,9 +27,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from traces.clustering import cluster_keys, duplicate_rows
-from traces.key_sets import dense_codes
-from traces.keys import KeyStream, group_sequences, read_keys
+from traces.keys import KeyStream, cluster_keys, dense_codes, duplicate_rows, group_sequences, read_keys
 
 BATCH = 512
 

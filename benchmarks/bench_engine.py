@@ -15,10 +15,8 @@ import simpy
 
 from nestpipe.ir import unroll, with_micro_batches
 from nestpipe.schedules import load
-from sim import engine
-from sim.costs import Jitter, TimedCosts
-from sim.folding import World
-from traces.case import batch_times, load_case, workload
+from sim.engine import Jitter, TimedCosts, World, engine
+from traces.workloads import batch_times, load_case, workload
 
 
 @dataclass(frozen=True)

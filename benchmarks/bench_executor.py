@@ -27,12 +27,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from executor.cursor import make_plan
-from executor.lanes import Cost, OpTable, Runtime
-from executor.launch import RankPool
-from executor.options import RunOptions, make_trainer
-from executor.trainer import Trainer
-from executor.world import World
+from executor.app import RankPool, RunOptions, make_trainer
+from executor.runtime import Cost, OpTable, Runtime, Trainer, World, make_plan
 from nestpipe.ir import Op, OpKind, OpRef, Program, unroll, with_micro_batches
 from nestpipe.schedules import load
 

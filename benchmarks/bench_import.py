@@ -68,7 +68,7 @@ def write_trace(path: Path, size_bytes: int, operations: int = 5000) -> int:
 IMPORT = """
 import resource, sys, time
 sys.path.insert(0, {root!r})
-from traces.importing import import_to
+from traces.formats.importing import import_to
 base = int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize() // 1024
 start = time.perf_counter()
 rows = import_to(sys.argv[1] + ".parquet", [sys.argv[1]])["num_rows"]
@@ -99,7 +99,7 @@ def _ijson(path: Path) -> int:
 
 
 def _stream(path: Path) -> int:
-    from traces.json_stream import EventStream
+    from traces.formats import EventStream
 
     return sum(1 for _ in EventStream(path))
 

@@ -29,14 +29,11 @@ import simpy
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from sim.fluid import Activity, FluidSystem
-from sim.net_cases import CaseFile, _Network, _Topology, evaluate_cases
-from sim.net_classes import PairTraffic, transfer
-from sim.net_maxmin import MaxMin
-from sim.net_program import build_plan
-from sim.net_vector import simulate_vector
-from sim.network import simulate
-from tests.network_files import case_file, leaf_spine, rail_spine, star, torus
+from sim.engine import Activity, FluidSystem, MaxMin
+from sim.network import PairTraffic, simulate, simulate_vector, transfer
+from sim.network.oracle import build_plan
+from sim.network.oracle.cases import CaseFile, _Network, _Topology, evaluate_cases
+from tests.sim.network.files import case_file, leaf_spine, rail_spine, star, torus
 from topologies.cluster import load_cluster
 from topologies.fabric import Fabric
 

@@ -19,20 +19,14 @@ from pathlib import Path
 
 import msgspec
 
-from nestpipe.config import decode
-from nestpipe.errors import CaseError
+from nestpipe.base import CaseError, decode
 from nestpipe.ir import unroll
-from nestpipe.metrics import measure
 from nestpipe.schedules import load
-from sim.costs import Jitter, TimedCosts
-from sim.engine import simulate
-from sim.evaluate import Evaluator
-from sim.folding import World
-from sim.grid import Grid
-from sim.recursion import rank_step_ns
-from sim.scenario import Scenario
+from nestpipe.timeline import measure
+from sim.engine import Jitter, TimedCosts, World, rank_step_ns, simulate
+from sim.scenario import Evaluator, Grid, Scenario
 from sim.sweep import sweep_to
-from traces.case import batch_times, load_case, workload
+from traces.workloads import batch_times, load_case, workload
 
 SCENARIO = """
 scenario: bench

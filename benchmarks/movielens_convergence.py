@@ -16,14 +16,9 @@ from pathlib import Path
 
 import torch
 
-from executor.digests import state_digests
-from executor.launch import RankPool
-from executor.numerics import NanPolicy
-from executor.optimizers import OptimizerKind
-from executor.options import ModelKind, RunOptions, make_trainer, user_sequences
-from executor.sequence_models import SequenceModel, next_item_scores
-from executor.session import last_batch
-from executor.world import World
+from executor.app import ModelKind, RankPool, RunOptions, last_batch, make_trainer, user_sequences
+from executor.models import OptimizerKind, SequenceModel, next_item_scores
+from executor.runtime import NanPolicy, World, state_digests
 
 CUTS = (10, 50)
 

@@ -5,8 +5,7 @@ from pathlib import Path
 import msgspec
 
 from nestpipe import api
-from sim.scenario import load_scenario
-from sim.scenario_parts import JitterModel, Stragglers
+from sim.scenario import JitterModel, Stragglers, load_scenario
 
 scenario = load_scenario(Path(__file__).with_name("scale.yaml"))
 scenario = msgspec.structs.replace(scenario, world_sizes=(128, 512), seeds=5)

@@ -1,6 +1,6 @@
-"""`torchrun --nproc-per-node 2 -m executor --schedule nestpipe --model hstu`: see `executor.cli`."""
+"""`torchrun --nproc-per-node 2 -m executor --schedule nestpipe --model hstu`: see `executor.app.cli`."""
 
-from executor.cli import main
+from executor.app import main
 
 if __name__ == "__main__":
     main()

@@ -10,8 +10,8 @@
     planned.best, planned.ranked, planned.front, planned.moves
     planned.figure()
 
-Scenarios are given as the path of a file or as a `Scenario` (`sim.scenario`). Runs in parallel start processes: in a
-script, call them under `if __name__ == "__main__":`.
+Scenarios are given as the path of a file or as a `Scenario` (`sim.scenario.file`). Runs in parallel start processes: in
+a script, call them under `if __name__ == "__main__":`.
 """
 
 from __future__ import annotations
@@ -24,15 +24,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pandas as pd
 
+from nestpipe.checks import Report
 from nestpipe.ir import Loop
 from nestpipe.schedules import load
 from nestpipe.timeline import Timeline
-from nestpipe.verdicts import Report
-from sim.costs import Jitter
-from sim.goodput import Goodput
-from sim.grid import Grid
-from sim.plan import Plan
-from sim.scenario import Scenario, load_scenario
+from sim.engine import Jitter
+from sim.scenario import Goodput, Grid, Plan, Scenario, load_scenario
 from sim.sweep import Estimate
 
 if TYPE_CHECKING:
@@ -82,7 +79,7 @@ class Simulated:
 
     def figure(self) -> Figure:
         """Two steady steps, stream by stream."""
-        from reports.plot_timeline import timelines
+        from reports.figures import timelines
 
         return timelines({str(self.timeline.meta["schedule"]): self.timeline})
 
@@ -96,7 +93,7 @@ class Reproduced:
 
     def figure(self) -> Figure:
         """Scaling efficiency against workers with the published points."""
-        from reports.plots import scaling_efficiency
+        from reports.figures import scaling_efficiency
 
         return scaling_efficiency(self.rows, base=self.base_world_size)
 
@@ -117,7 +114,7 @@ class Curves:
 
     def figure(self, metric: str = "scaling_efficiency") -> Figure:
         """One metric against workers; `scaling_efficiency` or `qps`, or any other of `rows`."""
-        from reports import plots
+        from reports.figures import plots
 
         if metric == "scaling_efficiency":
             return plots.scaling_efficiency(self.rows, base=self.base_world_size)
@@ -137,7 +134,7 @@ class BreakEven:
 
     def figure(self) -> Figure:
         """Heat maps with the edge as a contour, or curves if there is one axis."""
-        from reports.break_even import gain_curve, gain_map
+        from reports.figures import gain_curve, gain_map
 
         if self.y is None:
             return gain_curve(self.gains, self.x, baseline=self.baseline, pays_at=self.pays_at)
@@ -179,7 +176,7 @@ class Planned:
 
     def figure(self) -> Figure:
         """Cost against QPS of the feasible configurations, the front filled."""
-        from reports.break_even import front
+        from reports.figures import front
 
         other = None if self.plan.runner_up is None else int(self.plan.runner_up["index"])
         fine = self.results[self.results["index"].isin(self.plan.feasible_indices)]
@@ -211,10 +208,10 @@ def simulate(
         stragglers: factors of single ranks.
         seed: of the jitter.
     """
-    from reports.tables import METRICS
-    from sim.run import case_loop, case_run
+    from reports.runs import METRICS
+    from sim.costs import case_loop, case_run
     from topologies.cluster import load_cluster
-    from traces.case import load_case, workload
+    from traces.workloads import load_case, workload
 
     the_case = load_case(case)
     loop = load(schedule) if isinstance(schedule, str) else schedule
@@ -253,8 +250,8 @@ def simulate(
 
 def reproduce(case: str = "nestpipe_paper", *, steps: int = 20) -> Reproduced:
     """Fits a published cluster's baseline and predicts every other published row."""
-    from sim.reproduce import reproduce as run
-    from traces.case import load_case
+    from sim.costs import reproduce as run
+    from traces.workloads import load_case
 
     the_case = load_case(case)
     found = run(the_case, steps=steps)
@@ -273,7 +270,7 @@ def check(schedule: str | Loop, *, micro_batches: int | None = None) -> Report:
 
 def scale(scenario: AnyScenario, *, threshold: float | None = None) -> Curves:
     """Scaling curves of a scenario's schedules, with intervals over seeds where something is random."""
-    from sim.scale import scale as run
+    from sim.scenario import scale as run
 
     found = run(_grid(scenario), threshold=threshold)
     return Curves(
@@ -318,8 +315,8 @@ def break_even(
     results: pd.DataFrame, x: str, y: str | None = None, *, baseline: str = "sync", pays_at: float = 1.0
 ) -> BreakEven:
     """Where schedules stop paying along one or two swept keys of a sweep's results."""
-    from sim.break_even import break_even as gains_of
-    from sim.break_even import edges
+    from sim.scenario import break_even as gains_of
+    from sim.scenario import edges
 
     gains = gains_of(results, x, y, baseline=baseline)
     return BreakEven(
@@ -342,7 +339,7 @@ def plan(
     progress: Progress | None = None,
 ) -> Planned:
     """The best configuration that meets a scenario's constraints, the front and how sure that is; see `sweep`."""
-    from sim.plan import plan as make
+    from sim.scenario import plan as make
 
     grid = _grid(scenario)
     results = sweep(grid.scenario, out=out, workers=workers, dask=dask, progress=progress)
@@ -360,8 +357,8 @@ def goodput(
     seeds: int = 200,
 ) -> Goodput:
     """The share of wall time that trains, with checkpoints and failures; the best interval if none is given."""
-    from sim.goodput import goodput as run
-    from sim.scenario_parts import Failures
+    from sim.scenario import Failures
+    from sim.scenario import goodput as run
 
     failures = Failures(
         accelerator_mtbf_hours=accelerator_mtbf_hours,
@@ -375,8 +372,8 @@ def goodput(
 
 def report(*runs: PathLike, out: PathLike = "report.html", title: str = "") -> Path:
     """One self-contained page about runs that `nestpipe simulate --out` wrote; gives its path."""
-    from nestpipe.cli._common import write_text
-    from reports.page import page
+    from nestpipe.base import write_text
+    from reports.html import page
     from reports.runs import read_run
 
     path = Path(out)
@@ -386,8 +383,7 @@ def report(*runs: PathLike, out: PathLike = "report.html", title: str = "") -> P
 
 def diff(a: PathLike, b: PathLike) -> pd.DataFrame:
     """Two runs or Timelines side by side: one row per part of the step, in milliseconds."""
-    from reports.diff import compare
-    from reports.runs import read_side
+    from reports.runs import compare, read_side
 
     (name_a, one), (name_b, other) = read_side(a), read_side(b)
     return compare(one, other, names=(name_a, name_b)).parts

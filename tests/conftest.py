@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-TESTS = Path(__file__).parent
+from tests.paths import GOLDEN, ROOT, SHARED_DATA
+
 settings.register_profile(
     "default", deadline=None, derandomize=True, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -23,8 +24,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str], None]:
-    """Compares a text with tests/golden/<test file>/<test>.txt; --update-golden writes it."""
-    path = TESTS / "golden" / Path(request.node.fspath).stem / f"{request.node.name}.txt"
+    """Compares a text with tests/golden/<path of the test file>/<test>.txt; --update-golden writes it."""
+    test_file = Path(request.node.fspath).relative_to(ROOT / "tests")
+    path = GOLDEN / test_file.with_suffix("") / f"{request.node.name}.txt"
 
     def compare(text: str) -> None:
         if request.config.getoption("--update-golden"):
@@ -39,7 +41,6 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str], None]:
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The folder with real data beside the repository; skips where it is absent."""
-    folder = TESTS.parent.parent / "shared" / "data"
-    if not folder.is_dir():
+    if not SHARED_DATA.is_dir():
         pytest.skip("the shared data folder is not beside this checkout")
-    return folder
+    return SHARED_DATA

@@ -7,24 +7,23 @@ import tomllib
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from tests.paths import ROOT
+
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-PACKAGES = PROJECT["tool"]["setuptools"]["packages"]
+PACKAGES = ("nestpipe", "sim", "executor", "topologies", "traces", "reports")
 
 
 def test_no_other_distribution_provides_one_of_our_packages() -> None:
     provided = packages_distributions()
-    for name in {package.split(".")[0] for package in PACKAGES}:
+    for name in PACKAGES:
         assert set(provided.get(name, [])) <= {"nestpipe"}
 
 
-def test_every_package_is_listed() -> None:
-    found = {
-        ".".join(path.parent.relative_to(ROOT).parts)
-        for top in ("nestpipe", "sim", "executor", "topologies", "traces", "reports")
-        for path in (ROOT / top).rglob("__init__.py")
-    }
-    assert found == set(PACKAGES)
+def test_every_folder_of_modules_is_a_package_that_says_what_lives_there() -> None:
+    for top in PACKAGES:
+        for folder in {path.parent for path in (ROOT / top).rglob("*.py")}:
+            assert (folder / "__init__.py").is_file(), folder
+            assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))), folder
 
 
 def _imports(path: Path) -> set[str]:
@@ -42,9 +41,7 @@ def test_only_the_executor_imports_torch() -> None:
 
 
 def test_matplotlib_is_imported_inside_the_function_that_draws() -> None:
-    for path in ROOT.glob("*/*.py"):
-        if path.parent.name in ("tests", "benchmarks"):
-            continue
+    for path in (path for top in PACKAGES for path in (ROOT / top).rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         for node in tree.body:
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
@@ -52,9 +49,17 @@ def test_matplotlib_is_imported_inside_the_function_that_draws() -> None:
             assert not any(name.startswith("matplotlib") for name in names), path
 
 
-def test_the_import_contract_names_every_shared_module() -> None:
-    contract = next(c for c in PROJECT["tool"]["importlinter"]["contracts"] if c["type"] == "forbidden")
-    above = {"cli", "api", "__init__", "__main__"}
-    found = {path.stem for path in (ROOT / "nestpipe").iterdir() if path.suffix == ".py" or path.is_dir()}
-    found = {name for name in found if (ROOT / "nestpipe" / name).is_dir() or (ROOT / f"nestpipe/{name}.py").is_file()}
-    assert set(contract["source_modules"]) == {f"nestpipe.{name}" for name in found - above - {"__pycache__"}}
+def test_the_import_contract_names_every_shared_package() -> None:
+    layers = " ".join(PROJECT["tool"]["importlinter"]["contracts"][0]["layers"])
+    found = {path.parent.name for path in (ROOT / "nestpipe").glob("*/__init__.py")}
+    assert {name for name in found if f"nestpipe.{name}" not in layers} == set()
+
+
+def test_nobody_imports_a_private_module_or_name_of_another_package() -> None:
+    for path in (path for top in PACKAGES for path in (ROOT / top).rglob("*.py")):
+        package = ".".join(path.relative_to(ROOT).parent.parts)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in PACKAGES:
+                private = [part for part in (node.module or "").split(".") if part.startswith("_")]
+                private += [alias.name for alias in node.names if alias.name.startswith("_")]
+                assert not private or (node.module or "").startswith(package), f"{path}:{node.lineno}"

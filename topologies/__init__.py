@@ -2,7 +2,6 @@
 
 from topologies.cluster import Accelerator, Cluster, Host, Tier, TierKind, load_cluster, names, parse_cluster
 from topologies.fabric import Fabric
-from topologies.importers import import_topology
 from topologies.reading import Quantity
 
 __all__ = [
@@ -13,7 +12,6 @@ __all__ = [
     "Quantity",
     "Tier",
     "TierKind",
-    "import_topology",
     "load_cluster",
     "names",
     "parse_cluster",

@@ -11,7 +11,7 @@ from enum import StrEnum
 from importlib.resources import files
 from pathlib import Path
 
-from nestpipe.errors import TopologyError, unknown_name
+from nestpipe.base import TopologyError, unknown_name
 from topologies.reading import Quantity, Reader, load_yaml
 
 __all__ = ["Accelerator", "Cluster", "Host", "Quantity", "Tier", "TierKind", "load_cluster", "names", "parse_cluster"]

@@ -15,8 +15,7 @@ import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
-from nestpipe.errors import TopologyError
-from nestpipe.units import NS_PER_S
+from nestpipe.base import NS_PER_S, TopologyError
 from topologies.cluster import Cluster, Tier, TierKind
 
 __all__ = ["Fabric"]

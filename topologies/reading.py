@@ -11,8 +11,7 @@ from typing import Any
 
 import yaml
 
-from nestpipe.config import YamlLoader
-from nestpipe.errors import TopologyError, unknown_name
+from nestpipe.base import TopologyError, YamlLoader, unknown_name
 
 __all__ = ["Quantity", "Reader", "load_yaml"]
 

@@ -41,7 +41,7 @@ import pandas as pd
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
-from nestpipe.errors import TraceError, unknown_name
+from nestpipe.base import TraceError, unknown_name
 from nestpipe.ir import OpKind
 from nestpipe.timeline import COLUMNS as TIMELINE_COLUMNS
 

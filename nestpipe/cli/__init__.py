@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from nestpipe.base import NestPipeError
 from nestpipe.cli import schedule, testbed, topology, trace
 from nestpipe.cli.check import check
 from nestpipe.cli.keys import cluster, keys
@@ -25,7 +26,6 @@ from nestpipe.cli.scale import scale
 from nestpipe.cli.simulate import simulate
 from nestpipe.cli.sweep import sweep
 from nestpipe.cli.validate import validate
-from nestpipe.errors import NestPipeError
 
 __all__ = ["app", "main"]
 

@@ -1,21 +1,16 @@
-"""What several commands share: output formats, provenance, progress, atomic writes."""
+"""What several commands share: output formats, provenance, progress."""
 
 from __future__ import annotations
 
 import hashlib
 import math
-import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
-from nestpipe.errors import NestPipeError
-
-__all__ = ["Format", "decimals", "digest", "output_dir", "progress", "provenance", "write_text"]
+__all__ = ["Format", "decimals", "digest", "progress", "provenance"]
 
 
 class Format(StrEnum):
@@ -65,39 +60,3 @@ def progress(total: int | None = None) -> Iterator[Callable[[str], None]]:
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("", total=total)
         yield lambda message: bar.update(task, advance=1, description=message)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes the file whole or not at all.
-
-    Raises:
-        NestPipeError: if it cannot be written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
-    except OSError as error:
-        raise NestPipeError(f"{path}: cannot be written: {error.strerror or error}; choose another --out") from None
-
-
-def output_dir(path: Path) -> Path:
-    """The folder, made if need be.
-
-    Raises:
-        NestPipeError: if it cannot be made.
-    """
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise NestPipeError(
-            f"{path}: cannot be made a folder: {error.strerror or error}; choose another --out"
-        ) from None
-    return path

@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from nestpipe.errors import CaseError
+from nestpipe.base import CaseError
 
 if TYPE_CHECKING:
     from nestpipe.ir import Loop
-    from sim.run import Run
+    from sim.costs import Run
     from topologies.cluster import Cluster
-    from traces.key_scale import KeyRatios
-    from traces.key_stats import KeyStatistics
-    from traces.models import WorkloadModel
+    from traces.keys import KeyRatios, KeyStatistics
+    from traces.workloads import WorkloadModel
 
 __all__ = ["Runner"]
 
@@ -38,9 +37,8 @@ class Runner:
     @classmethod
     def of_case(cls, name: str, cluster: Cluster | None, domain_size: int | None) -> Runner:
         """A published cluster, on other hardware if `cluster` is given."""
-        from sim.reproduce import status_of
-        from sim.run import case_loop, case_run, home_cluster
-        from traces.case import load_case, workload
+        from sim.costs import case_loop, case_run, home_cluster, status_of
+        from traces.workloads import load_case, workload
 
         case = load_case(name)
         values = case.values()
@@ -84,7 +82,7 @@ class Runner:
     ) -> Runner:
         """A workload model on described hardware; with `keys`, lookups and sizes follow from a key stream."""
         from nestpipe.ir import with_micro_batches
-        from traces.models import preset
+        from traces.workloads import preset
 
         if cluster is None:
             raise CaseError("--model needs --topology NAME|FILE: times follow from the hardware")
@@ -132,9 +130,8 @@ class _ModelRun:
     keys: KeyRatios | None
 
     def run(self, loop: Loop, world_size: int, **options: Any) -> Run:
-        from sim.demand import demands_of_preset
-        from sim.folding import World
-        from sim.run import hardware_run
+        from sim.costs import demands_of_preset, hardware_run
+        from sim.engine import World
 
         demands = demands_of_preset(
             self.model,
@@ -156,14 +153,14 @@ class _ModelRun:
         )
 
     def _statistics(self, keys: KeyRatios, loop: Loop, world_size: int) -> KeyStatistics:
-        from sim.demand import num_owners
+        from sim.costs import num_owners
 
         return keys.at(self.batch, num_owners(loop, world_size, self.domain_size), loop.micro_batches)
 
     def key_facts(self, loop: Loop, world_size: int) -> dict[str, Any] | None:
         """What the step took from the keys; None without any."""
-        from sim.demand import num_owners
-        from traces.key_use import key_uses
+        from sim.costs import num_owners
+        from traces.workloads import key_uses
 
         if self.keys is None:
             return None

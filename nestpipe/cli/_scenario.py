@@ -13,21 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from nestpipe.base import NestPipeError
 from nestpipe.cli._common import Format, progress, provenance
-from nestpipe.errors import NestPipeError
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from sim.grid import Grid
+    from sim.scenario import Grid
 
 __all__ = ["counting", "dry_run", "facts_of", "heading", "load", "plain", "records"]
 
 
 def load(path: Path) -> Grid:
     """The grid of a scenario file."""
-    from sim.grid import Grid
-    from sim.scenario import load_scenario
+    from sim.scenario import Grid, load_scenario
 
     scenario = load_scenario(path)
     try:
@@ -56,7 +55,7 @@ def facts_of(grid: Grid, **more: object) -> dict[str, object]:
 
 def key_facts(grid: Grid) -> dict[str, object]:
     """Which keys size a model's lookups, and what of that is not measured; nothing without keys."""
-    from sim.evaluate import with_keys_known
+    from sim.scenario import with_keys_known
 
     keys = with_keys_known(grid).keys
     if keys is None:

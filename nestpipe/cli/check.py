@@ -12,8 +12,8 @@ import typer
 from nestpipe.cli._common import Format, digest, provenance
 
 if TYPE_CHECKING:
+    from nestpipe.checks import Report
     from nestpipe.ir import Data, Loop, Program
-    from nestpipe.verdicts import Report
 
 __all__ = ["check"]
 
@@ -49,8 +49,8 @@ def check(
 
 
 def _printed(report: Report, loaded: Loop | tuple[Program, ...], output: Format) -> str:
-    from nestpipe.check_text import report_document, report_table, report_text
-    from nestpipe.text import show
+    from nestpipe.checks import report_document, report_table, report_text
+    from nestpipe.ir import show
 
     text = "".join(map(show, loaded)) if isinstance(loaded, tuple) else show(loaded)
     facts = provenance(schedule_digest=digest(text))
@@ -72,9 +72,9 @@ def _load(name_or_file: str) -> Loop | tuple[Program, ...]:
     """A loop of the catalogue or of a file; a file may hold programs instead."""
     from pathlib import Path
 
-    from nestpipe.errors import ScheduleError
+    from nestpipe.base import ScheduleError
+    from nestpipe.ir import parse_programs
     from nestpipe.schedules import load, names
-    from nestpipe.text import parse_programs
 
     path = Path(name_or_file)
     if name_or_file not in names() and path.is_file():
@@ -94,9 +94,9 @@ def _report(
     domain_size: int | None,
     sizes: dict[Data, int] | None,
 ) -> Report:
+    from nestpipe.base import ScheduleError
     from nestpipe.checks import check as check_loop
     from nestpipe.checks import check_programs
-    from nestpipe.errors import ScheduleError
     from nestpipe.ir import with_micro_batches
 
     if not isinstance(loaded, tuple):
@@ -110,7 +110,7 @@ def _report(
 
 
 def _sizes(items: list[str]) -> dict[Data, int] | None:
-    from nestpipe.errors import ScheduleError, unknown_name
+    from nestpipe.base import ScheduleError, unknown_name
     from nestpipe.ir import STATES, Data
 
     known = [data.value for data in Data if data not in STATES]

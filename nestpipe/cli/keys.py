@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nestpipe.cli._common import Format, provenance, write_text
-from nestpipe.errors import TraceError
+from nestpipe.base import TraceError, write_text
+from nestpipe.cli._common import Format, provenance
 
 if TYPE_CHECKING:
-    from traces.key_scale import KeyFiles
-    from traces.key_stats import CodedStream, KeyStatistics, MicroBatchDuplication, StreamStatistics
-    from traces.keys import KeyStream
+    from traces.keys import CodedStream, KeyFiles, KeyStatistics, KeyStream, MicroBatchDuplication, StreamStatistics
 
 __all__ = ["cluster", "keys"]
 
@@ -53,8 +51,7 @@ def keys(
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Unique ratio, overlap, skew and splits of a key stream, by batch, micro-batch, rank and owner."""
-    from traces.key_scale import duplication_of, read_key_files
-    from traces.key_stats import CodedStream, split_matrix, stream_statistics
+    from traces.keys import CodedStream, duplication_of, read_key_files, split_matrix, stream_statistics
 
     _check_sizes(batch, world_size, micro_batches)
     read = read_key_files(files, columns=column, order_by=order_by, sequence=sequence)
@@ -102,8 +99,7 @@ def cluster(
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Put samples that share keys into the same micro-batch, and say how many rows are then sent twice."""
-    from traces.key_scale import read_key_files
-    from traces.key_stats import key_statistics
+    from traces.keys import key_statistics, read_key_files
 
     numbers = sorted(set(micro_batches or [n for n in (2, 4, 8, 16, 32) if n <= batch]))
     for number in numbers:
@@ -136,7 +132,7 @@ def _check_sizes(batch: int, world_size: int, micro_batches: int) -> None:
 
 def _per_column(read: KeyFiles, batch: int) -> dict[str, dict[str, Any]]:
     """Statistics of each column that may hold keys; empty where that is the stream itself."""
-    from traces.key_stats import stream_statistics
+    from traces.keys import stream_statistics
 
     every = read.every
     if len(every.features) == 1 and every.features == read.stream.features:
@@ -154,8 +150,7 @@ def _world(
     duplication: MicroBatchDuplication,
 ) -> tuple[KeyStatistics, str | None]:
     """Statistics at a world size, or at fewer ranks where the file is too short for anything else, and a note."""
-    from traces.key_scale import statistics_at
-    from traces.key_stats import key_statistics, largest_world_size
+    from traces.keys import key_statistics, largest_world_size, statistics_at
 
     usable = max(1, largest_world_size(coded, batch))
     if world_size > usable and largest_world_size(coded, batch, 4) < 1 and not resample:
@@ -229,7 +224,7 @@ def _cluster_row(stream: KeyStream, batch: int, number: int, seed: int, out: Pat
 
     import numpy as np
 
-    from traces.clustering import cluster_stream, duplicate_rows
+    from traces.keys import cluster_stream, duplicate_rows
 
     begin = time.perf_counter()
     clustered = cluster_stream(stream, batch, number, seed=seed)

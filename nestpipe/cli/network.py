@@ -32,8 +32,8 @@ def network(
     the median of a few runs whose bandwidths differ by 1e-9.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the systems are small: threads would cost more than they give
-    from nestpipe.errors import CaseError, TopologyError
-    from sim.net_cases import DEFAULT_DRAWS, evaluate_cases, read_cases
+    from nestpipe.base import CaseError, TopologyError
+    from sim.network.oracle import DEFAULT_DRAWS, evaluate_cases, read_cases
 
     file = read_cases(cases)
     try:

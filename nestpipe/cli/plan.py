@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nestpipe.cli._common import Format, decimals, write_text
+from nestpipe.base import CaseError, write_text
+from nestpipe.cli._common import Format, decimals
 from nestpipe.cli._scenario import counting, dry_run, facts_of, heading, load, plain, records
-from nestpipe.errors import CaseError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import pandas as pd
 
-    from sim.grid import Grid
-    from sim.plan import Plan
+    from sim.scenario import Grid, Plan
 
 __all__ = ["plan"]
 
@@ -43,7 +42,7 @@ def plan(
 
     Example: nestpipe plan examples/plan.yaml --out out/plan
     """
-    from sim.plan import plan as make
+    from sim.scenario import plan as make
     from sim.sweep import read_results, sweep, sweep_to
 
     grid = load(scenario)
@@ -103,7 +102,7 @@ def _json(found: Plan, facts: Mapping[str, object], cannot: Mapping[str, int]) -
 
 
 def _text(grid: Grid, found: Plan, cannot: Mapping[str, int]) -> list[str]:
-    from reports.tables import Column, text
+    from reports.runs import Column, text
 
     rests = ", ".join(f"{share:.0%} {name}" for name, share in found.rests_on().items())
     lines = ["Recommended: " + _words(grid, found.best), "  limited by " + str(found.best["limit"])]
@@ -149,7 +148,7 @@ def _words(grid: Grid, row: Mapping[str, Any]) -> str:
 
 
 def _columns(grid: Grid, frame: pd.DataFrame) -> list[Any]:
-    from reports.tables import Column
+    from reports.runs import Column
 
     def places(name: str, least: int, significant: int) -> int:
         return decimals((float(value) for value in frame[name].dropna()), least, significant)
@@ -179,7 +178,7 @@ def _columns(grid: Grid, frame: pd.DataFrame) -> list[Any]:
 
 
 def _memory(grid: Grid, found: Plan) -> list[str]:
-    from nestpipe.units import bytes_text
+    from nestpipe.base import bytes_text
 
     if found.need is None:
         return ["", "Memory was not checked: the scenario has no memory section"]
@@ -211,7 +210,7 @@ def _failures(found: Plan) -> list[str]:
 def _sensitivity(found: Plan) -> list[str]:
     import pandas as pd
 
-    from reports.tables import Column, text
+    from reports.runs import Column, text
 
     rows = [
         {
@@ -237,8 +236,7 @@ def _sensitivity(found: Plan) -> list[str]:
 
 
 def _draw(grid: Grid, results: pd.DataFrame, found: Plan, out: Path) -> Path:
-    from reports.break_even import front
-    from reports.figures import save
+    from reports.figures import front, save
 
     fine = results[results["index"].isin(found.feasible_indices)]
     other = None if found.runner_up is None else int(found.runner_up["index"])

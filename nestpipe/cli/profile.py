@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nestpipe.cli._common import Format, write_text
-from nestpipe.errors import CaseError
+from nestpipe.base import CaseError, write_text
+from nestpipe.cli._common import Format
 
 if TYPE_CHECKING:
-    from executor.profile_measure import Plan
-    from executor.testbed_emulate import EmulatedDevice
-    from traces.cost_table import CostTable
+    from executor.profile import Plan
+    from executor.runtime import EmulatedDevice
+    from traces.workloads import CostTable
 
 __all__ = ["Compute", "devices_of", "profile"]
 
@@ -30,7 +30,7 @@ class Compute(StrEnum):
 
 def devices_of(compute: Compute) -> tuple[EmulatedDevice | None, ...]:
     """What has to be profiled: emulated ops keep a core busy for as long as their real work takes, so both."""
-    from executor.testbed_emulate import EmulatedDevice
+    from executor.runtime import EmulatedDevice
 
     return (None,) if compute is Compute.REAL else (EmulatedDevice(), None)
 
@@ -57,9 +57,8 @@ def profile(
 
     Runs on a testbed of network namespaces made for it (Linux, root), or on the ranks of torchrun if that started it.
     """
-    from executor.profile_measure import measure_costs
-    from nestpipe.cli._profile_topology import topology_text
-    from nestpipe.cli._validate_run import bench, check_writable, links_given
+    from executor.profile import measure_costs
+    from nestpipe.validate import bench, check_writable, links_given, topology_text
 
     links_given(rate)
     if topology is not None and device != "cpu":
@@ -91,8 +90,8 @@ def profile(
 def _plan(quick: bool, compute: Compute, rates_mbit_per_s: Sequence[float]) -> Plan:
     from dataclasses import replace
 
-    from executor.profile_measure import full_plan, quick_plan
-    from nestpipe.cli._validate_run import bits_per_s
+    from executor.profile import full_plan, quick_plan
+    from nestpipe.validate import bits_per_s
 
     plan = (quick_plan if quick else full_plan)(devices_of(compute))
     rates = tuple(dict.fromkeys(bits_per_s(rate) for rate in rates_mbit_per_s))
@@ -100,9 +99,9 @@ def _plan(quick: bool, compute: Compute, rates_mbit_per_s: Sequence[float]) -> P
 
 
 def _show(table: CostTable, out: Path, output: Format) -> None:
-    from nestpipe.cli._validate_predict import rehearse
     from nestpipe.ir import OpKind
-    from traces.cost_table import COST_COLUMNS, costs_of, fit_kind
+    from nestpipe.validate import rehearse
+    from traces.workloads import COST_COLUMNS, costs_of, fit_kind
 
     if output is Format.CSV:
         typer.echo(table.rows[list(COST_COLUMNS)].to_csv(index=False), nl=False)

@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from nestpipe.base import NS_PER_MS, TraceError, ns_to_us
 from nestpipe.cli._common import Format, digest, provenance
-from nestpipe.errors import TraceError
-from nestpipe.units import NS_PER_MS, ns_to_us
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from nestpipe.ir import Loop
-    from nestpipe.metrics import StepMetrics
-    from sim.trace_costs import TraceCosts
+    from nestpipe.timeline import StepMetrics
+    from sim.costs import TraceCosts
 
 __all__ = ["replay"]
 
@@ -54,7 +53,7 @@ def replay(
 
 
 def _frame(paths: list[Path]) -> pd.DataFrame:
-    from traces.importing import import_traces
+    from traces.formats import import_traces
     from traces.table import read_table
 
     if len(paths) == 1 and paths[0].suffix in (".parquet", ".csv"):
@@ -63,8 +62,8 @@ def _frame(paths: list[Path]) -> pd.DataFrame:
 
 
 def _as_recorded(frame: pd.DataFrame, paths: list[Path], output: Format, **scales: float) -> None:
-    from reports.tables import Column, csv, text
-    from sim.replay import Scales, replay
+    from reports.runs import Column, csv, text
+    from sim.engine import Scales, replay
 
     result = replay(frame, Scales(**scales))
     steps = result.steps.assign(
@@ -101,16 +100,13 @@ def _under_schedule(
     steps: int,
     topology: str | None,
 ) -> None:
-    from nestpipe.errors import unknown_name
-    from nestpipe.ir import unroll, with_micro_batches
-    from nestpipe.metrics import measure
+    from nestpipe.base import unknown_name
+    from nestpipe.ir import show, unroll, with_micro_batches
     from nestpipe.schedules import load
-    from nestpipe.text import show
-    from sim.engine import simulate
-    from sim.folding import World
-    from sim.group_transfer import network_costs
-    from sim.run import require_runnable
-    from sim.trace_costs import Mode, costs_from_trace
+    from nestpipe.timeline import measure
+    from sim.costs import Mode, costs_from_trace, require_runnable
+    from sim.engine import World, simulate
+    from sim.network import network_costs
     from topologies.cluster import load_cluster
 
     if options["mode"] not in list(Mode):
@@ -133,7 +129,7 @@ def _under_schedule(
 
 def _result(loop: Loop, costs: TraceCosts, metrics: StepMetrics) -> dict[str, Any]:
     """Metrics, what limits the step, what kind of numbers that rests on, and which kinds of op have no cost at all."""
-    from sim.bound import max_cycle_ratio
+    from sim.engine import max_cycle_ratio
 
     bound = max_cycle_ratio(loop, costs.op_ns)
     total = sum(step.ns for step in bound.cycle) or 1
@@ -157,7 +153,7 @@ def _result(loop: Loop, costs: TraceCosts, metrics: StepMetrics) -> dict[str, An
 
 
 def _print_run(result: dict[str, Any], schedule: str, output: Format) -> None:
-    from reports.tables import parts
+    from reports.runs import parts
 
     if output is Format.CSV:
         typer.echo("part,ms")

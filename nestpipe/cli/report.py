@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from nestpipe.cli._common import Format, provenance, write_text
+from nestpipe.base import write_text
+from nestpipe.cli._common import Format, provenance
 
 __all__ = ["diff", "report"]
 
@@ -24,9 +25,8 @@ def report(
     rank: Annotated[list[int] | None, typer.Option(help="A rank to show in the timelines; repeatable.")] = None,
 ) -> None:
     """Writes one self-contained HTML page about one or several runs; the others are compared with the first."""
-    from reports.page import page
-    from reports.records import read_rows
-    from reports.runs import read_run
+    from reports.html import page
+    from reports.runs import read_rows, read_run
 
     made = ", ".join(f"{key}: {value}" for key, value in provenance().items())
     base = Path.cwd() if str(out) == "-" else out.parent
@@ -49,8 +49,7 @@ def diff(
     output: Annotated[Format, typer.Option("--format")] = Format.TEXT,
 ) -> None:
     """Compares two runs, simulated or measured, op by op: step latency, where the step goes, and what changed."""
-    from reports.diff import as_csv, as_json, as_text, compare
-    from reports.runs import read_side
+    from reports.runs import as_csv, as_json, as_text, compare, read_side
 
     (name_a, timeline_a), (name_b, timeline_b) = read_side(a), read_side(b)
     result = compare(timeline_a, timeline_b, names=(name_a, name_b if name_b != name_a else f"{name_b} (B)"))

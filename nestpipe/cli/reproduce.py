@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nestpipe.cli._common import Format, output_dir, progress, provenance, write_text
+from nestpipe.base import output_dir, write_text
+from nestpipe.cli._common import Format, progress, provenance
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from sim.reproduce import Reproduction
+    from sim.costs import Reproduction
 
 __all__ = ["reproduce"]
 
@@ -27,8 +28,8 @@ def reproduce(
     """Fits the baseline's rows of a published cluster, predicts every other row, and prints both side by side."""
     import pandas as pd
 
-    from sim.reproduce import reproduce as run_all
-    from traces.case import load_case
+    from sim.costs import reproduce as run_all
+    from traces.workloads import load_case
 
     the_case = load_case(case)
     if out is not None:
@@ -42,7 +43,7 @@ def reproduce(
     if output is Format.JSON:
         typer.echo(json.dumps(_json(result, facts), indent=1))
     elif output is Format.CSV:
-        from reports.tables import csv
+        from reports.runs import csv
 
         typer.echo(csv(rows), nl=False)
     else:
@@ -78,7 +79,7 @@ def _json(result: Reproduction, facts: dict[str, object]) -> dict[str, object]:
 def _text(result: Reproduction, rows: pd.DataFrame, facts: dict[str, object]) -> str:
     import pandas as pd
 
-    from reports.tables import parts, results
+    from reports.runs import parts, results
 
     case = result.case
     headline = case.headline_world_size
@@ -115,7 +116,7 @@ def _text(result: Reproduction, rows: pd.DataFrame, facts: dict[str, object]) ->
 def _sensitivity(result: Reproduction) -> list[str]:
     import pandas as pd
 
-    from reports.tables import text
+    from reports.runs import text
 
     methods = [each.method for each in result.case.methods]
     table: dict[str, dict[str, object]] = {}
@@ -136,10 +137,8 @@ def _sensitivity(result: Reproduction) -> list[str]:
 
 
 def _draw(result: Reproduction, rows: pd.DataFrame, folder: Path) -> list[Path]:
-    from reports.figures import save
-    from reports.plot_timeline import timelines
-    from reports.plots import breakdown, qps, scaling_efficiency, speedups
-    from reports.tables import csv
+    from reports.figures import breakdown, qps, save, scaling_efficiency, speedups, timelines
+    from reports.runs import csv
 
     case = result.case
     headline = case.headline_world_size

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from nestpipe.cli._common import Format, output_dir, progress, write_text
+from nestpipe.base import CaseError, output_dir, write_text
+from nestpipe.cli._common import Format, progress
 from nestpipe.cli._scenario import dry_run, facts_of, heading, load, records
-from nestpipe.errors import CaseError
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from sim.grid import Grid
-    from sim.scale import Scaling
+    from sim.scenario import Grid, Scaling
 
 __all__ = ["scale"]
 
@@ -36,8 +35,8 @@ def scale(
 
     Example: nestpipe scale examples/scale.yaml --out out/scale
     """
-    from sim.scale import require_plain
-    from sim.scale import scale as run
+    from sim.scenario import require_plain
+    from sim.scenario import scale as run
 
     grid = load(scenario)
     require_plain(grid)
@@ -83,7 +82,7 @@ def _with_reach(grid: Grid, found: Scaling) -> Scaling:
 
 
 def _text(grid: Grid, found: Scaling) -> list[str]:
-    from reports.tables import text
+    from reports.runs import text
 
     lines = []
     for metric, title, digits, factor in (
@@ -129,8 +128,7 @@ def _wide(rows: pd.DataFrame, metric: str, digits: int, factor: float) -> pd.Dat
 
 
 def _draw(found: Scaling, out: Path) -> list[Path]:
-    from reports.figures import save
-    from reports.plots import qps, scaling_efficiency
+    from reports.figures import qps, save, scaling_efficiency
 
     written = [
         save(scaling_efficiency(found.rows, base=found.base_world_size), out / "scaling_efficiency.png"),

@@ -11,9 +11,8 @@ from typing import Annotated
 import typer
 
 from nestpipe.cli._common import Format
-from nestpipe.ir import unroll, with_micro_batches
+from nestpipe.ir import show, unroll, with_micro_batches
 from nestpipe.schedules import load, names
-from nestpipe.text import show
 
 __all__ = ["app"]
 

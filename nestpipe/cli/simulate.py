@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from nestpipe.base import CaseError
 from nestpipe.cli._common import Format, digest, provenance
 from nestpipe.cli._runner import Runner
-from nestpipe.errors import CaseError
 
 if TYPE_CHECKING:
     from nestpipe.ir import Loop
-    from sim.costs import Jitter
-    from sim.run import Run
-    from traces.key_scale import KeyRatios
+    from sim.costs import Run
+    from sim.engine import Jitter
+    from traces.keys import KeyRatios
 
 __all__ = ["simulate"]
 
@@ -98,11 +98,11 @@ def simulate(
     output: Annotated[Format, typer.Option("--format")] = Format.TEXT,
 ) -> None:
     """Simulates one schedule and prints its metrics, where the time goes and what limits it."""
+    from nestpipe.ir import show
     from nestpipe.schedules import load
-    from nestpipe.text import show
-    from sim.costs import Jitter
-    from sim.run import require_runnable
-    from topologies.importers import load_topology
+    from sim.costs import require_runnable
+    from sim.engine import Jitter
+    from topologies.imports import load_topology
 
     cluster = None if topology is None else load_topology(topology)
     if communication_share and cluster is None:
@@ -152,8 +152,7 @@ def simulate(
 
         write_run(out, run=result, timeline=run.timeline)
     if load_plot is not None and run.load is not None:
-        from reports.figures import save
-        from reports.load import load_figure
+        from reports.figures import load_figure, save
 
         save(load_figure(run.load, f"{schedule} on {topology}, {world_size:,} ranks"), load_plot)
     _print(output, result)
@@ -176,7 +175,7 @@ def _ratios(
         return None
     if model is None:
         raise CaseError("--keys needs --model: a case states times, which keys do not change")
-    from traces.key_scale import KeyRatios, read_key_files
+    from traces.keys import KeyRatios, read_key_files
 
     files = read_key_files(keys, columns=columns, order_by=order_by, sequence=sequence, only=True)
     return KeyRatios(files, drawn=drawn, seed=seed)
@@ -187,7 +186,7 @@ def _metrics(
 ) -> dict[str, float]:
     """The metrics of a run, which need the baseline at the same size and the schedule at the base size."""
     from nestpipe.schedules import load
-    from sim.reproduce import run_metrics
+    from sim.costs import run_metrics
 
     baseline = runner.run(runner.loop(load(runner.baseline_schedule), None), world_size, **options, jitter=noise)
     at_base = replace(noise, stragglers={rank: factor for rank, factor in noise.stragglers.items() if rank < base})
@@ -198,7 +197,7 @@ def _result(
     runner: Runner, run: Run, loop: Loop, world_size: int, metrics: dict[str, float], status: str
 ) -> dict[str, Any]:
     """The run as it is printed and written."""
-    from sim.reproduce import metric_status
+    from sim.costs import metric_status
 
     row = {"method": loop.name, "world_size": world_size}
     result: dict[str, Any] = {
@@ -240,8 +239,8 @@ def _result(
 def _print(output: Format, result: dict[str, Any]) -> None:
     import pandas as pd
 
-    from nestpipe.units import ns_to_ms
-    from reports.tables import csv, parts, results
+    from nestpipe.base import ns_to_ms
+    from reports.runs import csv, parts, results
 
     rows = pd.DataFrame(result["rows"])
     if output is Format.JSON:
@@ -280,7 +279,7 @@ def _print_stages(result: dict[str, Any]) -> None:
     """What sets the time of each op, and how full links and hosts are."""
     import pandas as pd
 
-    from reports.tables import Column, text
+    from reports.runs import Column, text
 
     columns = [
         Column(name="kind"),
@@ -298,7 +297,7 @@ def _print_keys(keys: dict[str, Any]) -> None:
     """What of the step comes from the key files, and where each ratio is from."""
     import pandas as pd
 
-    from reports.tables import Column, text
+    from reports.runs import Column, text
 
     columns = [
         Column(name="drives"),

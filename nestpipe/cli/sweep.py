@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from nestpipe.base import CaseError
 from nestpipe.cli._common import Format, decimals
 from nestpipe.cli._scenario import counting, dry_run, facts_of, heading, load, records
-from nestpipe.errors import CaseError
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from sim.grid import Grid
+    from sim.scenario import Grid
 
 __all__ = ["sweep"]
 
@@ -80,7 +80,7 @@ def _axes(grid: Grid, text: str | None, baseline: str) -> list[str]:
     axes = [part.strip() for part in text.split(",")]
     if len(axes) > 2:
         raise CaseError(f"--map takes one or two keys, X or X,Y, got {text!r}")
-    from nestpipe.errors import unknown_name
+    from nestpipe.base import unknown_name
 
     known = [*grid.axes, "micro_batches", "world_size", "batch_per_worker"]
     for axis in axes:
@@ -94,7 +94,7 @@ def _axes(grid: Grid, text: str | None, baseline: str) -> list[str]:
 def _print(
     grid: Grid, results: pd.DataFrame, axes: list[str], baseline: str, pays_at: float, output: Format, out: Path | None
 ) -> None:
-    from sim.break_even import break_even, edges
+    from sim.scenario import break_even, edges
 
     facts = facts_of(grid)
     gains = break_even(results, *axes, baseline=baseline) if axes else None
@@ -117,7 +117,7 @@ def _print(
 
 
 def _text(grid: Grid, results: pd.DataFrame) -> list[str]:
-    from reports.tables import Column, text
+    from reports.runs import Column, text
 
     scenario = grid.scenario
     metric, minimise = "step_ms", True
@@ -142,7 +142,7 @@ def _text(grid: Grid, results: pd.DataFrame) -> list[str]:
 
 
 def _edges_text(found: pd.DataFrame, axes: list[str], baseline: str, pays_at: float) -> str:
-    from reports.tables import Column, text
+    from reports.runs import Column, text
 
     columns = [
         Column(name="schedule"),
@@ -159,8 +159,7 @@ def _edges_text(found: pd.DataFrame, axes: list[str], baseline: str, pays_at: fl
 
 
 def _draw(gains: pd.DataFrame, axes: list[str], baseline: str, pays_at: float, out: Path) -> Path:
-    from reports.break_even import gain_curve, gain_map
-    from reports.figures import save
+    from reports.figures import gain_curve, gain_map, save
 
     if len(axes) == 1:
         return save(gain_curve(gains, axes[0], baseline=baseline, pays_at=pays_at), out / "break_even.png")

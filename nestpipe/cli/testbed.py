@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from nestpipe.errors import CaseError
+from nestpipe.base import CaseError
 
 __all__ = ["app"]
 
@@ -57,12 +57,12 @@ def up(
     burst_bytes: Burst = 262_144,
 ) -> None:
     """Make a testbed that stays until `nestpipe testbed down`."""
-    from executor import testbed
+    from executor.testbed import Testbed, rate_text, set_up
 
-    bed = testbed.Testbed(name=name, rates_bits_per_s=rates_of(world_size, rate), burst_bytes=burst_bytes)
-    testbed.up(bed)
+    bed = Testbed(name=name, rates_bits_per_s=rates_of(world_size, rate), burst_bytes=burst_bytes)
+    set_up(bed)
     for rank, bits in enumerate(bed.rates_bits_per_s):
-        print(f"{bed.namespace(rank)}  {bed.address(rank)}  {testbed.rate_text(bits)} each way")
+        print(f"{bed.namespace(rank)}  {bed.address(rank)}  {rate_text(bits)} each way")
 
 
 @app.command()
@@ -71,10 +71,10 @@ def down(
     everything: Annotated[bool, typer.Option("--all", help="Remove every testbed of this machine.")] = False,
 ) -> None:
     """Remove a testbed and end what runs in it; also removes testbeds whose owner is gone."""
-    from executor import testbed
+    from executor.testbed import existing, remove_stale, tear_down
 
-    removed = sum(testbed.down(each) for each in (list(testbed.existing()) if everything else [name]))
-    stale = testbed.remove_stale()
+    removed = sum(tear_down(each) for each in (list(existing()) if everything else [name]))
+    stale = remove_stale()
     print(f"removed {removed} namespaces" + (f" and {len(stale)} stale testbeds" if stale else ""))
 
 
@@ -90,10 +90,10 @@ def run(
 
     Rank 0's output is printed; the first failing rank's error output and exit 1 tell of a failure.
     """
-    from executor import testbed, testbed_launch
+    from executor.testbed import launch, temporary
 
-    with testbed.temporary(rates_of(world_size, rate), burst_bytes=burst_bytes) as bed:
-        results = testbed_launch.launch(bed, command, timeout_s=timeout_s, check=False)
+    with temporary(rates_of(world_size, rate), burst_bytes=burst_bytes) as bed:
+        results = launch(bed, command, timeout_s=timeout_s, check=False)
     sys.stdout.write(results[0].stdout)
     sys.stderr.write(results[0].stderr)
     failed = [result for result in results if result.returncode != 0]
@@ -117,10 +117,9 @@ def check(
     output_format: Format = OutputFormat.TEXT,
 ) -> None:
     """Measure what shaped links really carry here; exit 1 if a rate is off by more than the tolerance."""
-    from executor import testbed
-    from executor.testbed_link import check_links
+    from executor.testbed import check_links, temporary
 
-    with testbed.temporary(rates_of(world_size, rate), burst_bytes=burst_bytes) as bed:
+    with temporary(rates_of(world_size, rate), burst_bytes=burst_bytes) as bed:
         found = check_links(bed, seconds=seconds)
     if output_format is OutputFormat.JSON:
         rows = [

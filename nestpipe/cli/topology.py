@@ -63,8 +63,7 @@ def show_(
     ranks = cluster.ranks_default if world_size is None else world_size
     facts = _facts(cluster, Fabric(cluster, ranks))
     if plot is not None:
-        from reports.figures import save
-        from reports.topology import topology_figure
+        from reports.figures import save, topology_figure
 
         save(topology_figure(cluster, ranks), plot)
     if output is Format.JSON:
@@ -91,7 +90,7 @@ def measured(
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Measured collectives beside a cluster: leave-one-size-out residuals, and the share of the hardware reached."""
-    from sim.net_curves import read_curves
+    from sim.network import read_curves
 
     cluster = _cluster(name, "dgx_h100", group or [])
     rows = [_measured_row(cluster, curve) for curve in read_curves(log, collective)]
@@ -121,8 +120,8 @@ def measured(
 
 
 def _measured_row(cluster: Cluster, curve: Any) -> dict[str, Any]:
-    from nestpipe.errors import TraceError
-    from sim.collectives import Collectives, Split
+    from nestpipe.base import TraceError
+    from sim.network import Collectives, Split
     from topologies.fabric import Fabric
 
     largest, time_ns = curve.size_bytes[-1], curve.time_ns[-1]
@@ -158,8 +157,8 @@ def _measured_row(cluster: Cluster, curve: Any) -> dict[str, Any]:
 
 
 def _cluster(name: str, like: str, groups: list[str]) -> Cluster:
-    from nestpipe.errors import TopologyError
-    from topologies.importers import load_topology
+    from nestpipe.base import TopologyError
+    from topologies.imports import load_topology
 
     cluster = load_topology(name, like)
     for text in groups:

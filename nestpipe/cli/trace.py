@@ -12,8 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
-from nestpipe.cli._common import Format, output_dir, provenance
-from nestpipe.errors import TraceError
+from nestpipe.base import TraceError, output_dir
+from nestpipe.cli._common import Format, provenance
 
 __all__ = ["app"]
 
@@ -59,7 +59,7 @@ def import_(
     output: Annotated[Format, typer.Option("--format", help="How to print the summary.")] = Format.TEXT,
 ) -> None:
     """Read profiler traces, execution traces, benchmark logs and workloads into one trace table."""
-    from traces.importing import import_to
+    from traces.formats import import_to
 
     if out is not None:
         if Path(out).suffix not in (".parquet", ".csv"):
@@ -160,18 +160,18 @@ def export(
         write_table(replace(trace, frame=frame), out)
         return
     if to is ExportFormat.PERFETTO:
-        from traces.export_perfetto import write_perfetto
+        from traces.formats import write_perfetto
 
         output_dir(Path(out).parent)
         write_perfetto(frame, out)
         return
     output_dir(Path(out))
     if to is ExportFormat.KINETO:
-        from traces.export_kineto import write_kineto
+        from traces.formats import write_kineto
 
         written, warnings = write_kineto(frame, out), list[str]()
     else:
-        from traces.export_chakra import write_chakra
+        from traces.formats import write_chakra
 
         written, warnings = write_chakra(frame, out)
     for warning in warnings:

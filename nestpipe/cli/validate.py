@@ -11,18 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nestpipe.cli._common import Format, progress, provenance, write_text
+from nestpipe.base import CaseError, write_text
+from nestpipe.cli._common import Format, progress, provenance
 from nestpipe.cli.profile import Compute
-from nestpipe.errors import CaseError
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from nestpipe.cli._validate_compare import Outcome
-    from nestpipe.cli._validate_grid import Point
-    from nestpipe.cli._validate_predict import Prediction
-    from nestpipe.cli._validate_run import Bench
-    from traces.cost_table import CostTable
+    from nestpipe.validate import Bench, Outcome, Point, Prediction
+    from traces.workloads import CostTable
 
 __all__ = ["validate"]
 
@@ -68,10 +65,8 @@ def validate(
     Exit 1 if the mean absolute error of the step latency is beyond the tolerance.
     """
     from executor.profile import check_separate
-    from nestpipe.cli._validate_compare import outcome_of, prediction_rows
-    from nestpipe.cli._validate_predict import differences
-    from nestpipe.cli._validate_run import bench, check_writable
-    from traces.cost_table import read_cost_table
+    from nestpipe.validate import bench, check_writable, differences, outcome_of, prediction_rows
+    from traces.workloads import read_cost_table
 
     if not tolerance >= 0 or seed < 0:
         raise CaseError(f"--tolerance and --seed must not be negative, got {tolerance:g} and {seed}")
@@ -126,7 +121,7 @@ def _write(
     outcomes: Sequence[Outcome], facts: dict[str, object], conditions: dict[str, object], out: Path
 ) -> dict[str, Any]:
     """Compare, and write what came out into the folder; the result as it stands in `validation.json`."""
-    from nestpipe.cli._validate_compare import compare, kind_errors, status_of, summarise
+    from nestpipe.validate import compare, kind_errors, status_of, summarise
 
     rows = compare(outcomes)
     result = {
@@ -145,9 +140,8 @@ def _points(name: str, compute: Compute, rate_mbit_per_s: float | None) -> list[
     """The points of a grid, at the rate that is given where links are not shaped."""
     from dataclasses import replace
 
-    from executor.testbed_emulate import EmulatedDevice
-    from nestpipe.cli._validate_grid import grid
-    from nestpipe.cli._validate_run import bits_per_s, links_given
+    from executor.runtime import EmulatedDevice
+    from nestpipe.validate import bits_per_s, grid, links_given
 
     points = grid(name, None if compute is Compute.REAL else EmulatedDevice())
     if links_given(rate_mbit_per_s) and rate_mbit_per_s is not None:
@@ -160,8 +154,8 @@ def _points(name: str, compute: Compute, rate_mbit_per_s: float | None) -> list[
 def _predict(points: Sequence[Point], table: CostTable, world_size: int, draws: int, seed: int) -> list[Prediction]:
     from dataclasses import replace
 
-    from executor.profile_run import sizes_of_run
-    from nestpipe.cli._validate_predict import machine_of, model_error, predict, rehearse
+    from executor.profile import sizes_of_run
+    from nestpipe.validate import machine_of, model_error, predict, rehearse
 
     rehearsed = rehearse(table)
     known: dict[object, Any] = {}
@@ -196,8 +190,7 @@ def _measure(points: Sequence[Point], here: Bench, repeats: int) -> pd.DataFrame
 
 
 def _draw(rows: Any, outcomes: Sequence[Outcome], out: Path) -> None:
-    from reports.figures import save
-    from reports.validation import predicted_against_measured, timeline_pair
+    from reports.figures import predicted_against_measured, save, timeline_pair
 
     save(predicted_against_measured(rows), out / "predicted_against_measured.png")
     for schedule in ("sync", "nestpipe"):
@@ -209,8 +202,7 @@ def _draw(rows: Any, outcomes: Sequence[Outcome], out: Path) -> None:
 
 def _append(path: Path, entry: dict[str, Any], out: Path) -> None:
     """Add a line to the history, and draw it anew."""
-    from reports.figures import save
-    from reports.validation import history
+    from reports.figures import history, save
 
     entries = [*_history(path), entry]
     write_text(path, "".join(json.dumps(each, default=_plain) + "\n" for each in entries))
@@ -223,8 +215,8 @@ def _history(path: Path | None) -> list[dict[str, Any]]:
     Raises:
         TraceError: if it cannot be read, or is not one JSON object a line with what the figure needs.
     """
-    from reports.validation import check_history
-    from traces.reading import parse_json, read_text
+    from reports.figures import check_history
+    from traces.formats import parse_json, read_text
 
     if path is None or not path.exists():
         return []

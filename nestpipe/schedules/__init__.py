@@ -6,9 +6,8 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
-from nestpipe.errors import ScheduleError, unknown_name
-from nestpipe.ir import Loop
-from nestpipe.text import parse
+from nestpipe.base import ScheduleError, unknown_name
+from nestpipe.ir import Loop, parse
 
 __all__ = ["load", "names"]
 

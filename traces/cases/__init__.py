@@ -1,0 +1,1 @@
+"""Published measurements as cases: one YAML file each."""

@@ -1,0 +1,184 @@
+"""A whole run on one rank: train in segments, checkpoint between them, gather Timeline, counters and digests."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+from executor.app.options import RunOptions
+from executor.runtime import Trainer, counters, gather_timeline, save, state_digests
+from nestpipe.base import ExecutorError, ns_to_ms, ns_to_s
+from nestpipe.ir import OpKind
+from nestpipe.timeline import Timeline
+from traces.formats import write_kineto
+
+__all__ = ["Outputs", "last_batch", "step_times_ms", "train", "write_parquet"]
+
+_SEGMENT_BATCHES = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outputs:
+    """What a run writes besides its result."""
+
+    checkpoint: Path | None = None
+    checkpoint_every: int | None = None
+    resume: bool = False
+    timeline: Path | None = None
+    chrome: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.checkpoint_every is not None and self.checkpoint_every < 1:
+            raise ExecutorError(f"checkpoint_every must be at least 1, got {self.checkpoint_every}")
+        if self.checkpoint is None and (self.checkpoint_every is not None or self.resume):
+            raise ExecutorError("checkpoint_every and resume need a checkpoint directory; give --checkpoint")
+
+    def prepare(self) -> str | None:
+        """Make the folders, so that what cannot be written is known before training; what is wrong, if anything."""
+        folders = (self.checkpoint, self.chrome, None if self.timeline is None else self.timeline.parent)
+        for folder in filter(None, folders):
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                return f"{folder}: cannot be made a folder: {error.strerror}; choose another"
+            if not os.access(folder, os.W_OK):
+                return f"{folder}: cannot be written to; choose another"
+        if self.timeline is not None and self.timeline.is_dir():
+            return f"{self.timeline}: --timeline names a file, and this is a folder"
+        return None
+
+
+def train(trainer: Trainer, options: RunOptions, outputs: Outputs, end: int) -> dict[str, Any]:
+    """Train to batch `end` and say what came out. A collective call; the result is meant for rank 0.
+
+    Raises:
+        ExecutorError: if an op fails or a checkpoint cannot be written.
+    """
+    with _progress(trainer, end):
+        while trainer.next_batch < end:
+            # a program is unrolled whole; draining now and then bounds its memory
+            every = min(outputs.checkpoint_every or _SEGMENT_BATCHES, _SEGMENT_BATCHES)
+            trainer.run(min(every - trainer.next_batch % every, end - trainer.next_batch))
+            every = outputs.checkpoint_every or end
+            if outputs.checkpoint is not None and (trainer.next_batch % every == 0 or trainer.next_batch == end):
+                save(trainer, outputs.checkpoint)
+    world, worker = trainer.world, trainer.worker
+    emulated = None if options.emulated is None else asdict(options.emulated)
+    meta = {"model": options.model.value, "emulated": emulated}
+    timeline = gather_timeline(trainer, meta)
+    if world.rank == 0 and outputs.timeline is not None:
+        write_parquet(timeline, outputs.timeline)
+    if world.rank == 0 and outputs.chrome is not None:
+        outputs.chrome.mkdir(parents=True, exist_ok=True)
+        write_kineto(timeline.frame(), outputs.chrome)
+    return {
+        "schedule": trainer.loop.name,
+        "model": options.model.value,
+        "world_size": world.world_size,
+        "micro_batches": trainer.loop.micro_batches,
+        "steps": end,
+        "optimizer": options.optimizer.value,
+        "backend": world.backend,
+        "device": world.device.type,
+        "emulated": emulated,
+        "precision": {
+            name: str(getattr(worker.precision, name)).removeprefix("torch.") for name in ("rows", "grads", "dense")
+        },
+        "losses": [None if math.isnan(loss) else loss for loss in trainer.losses()],
+        "step_times_ms": step_times_ms(timeline),
+        "wall_s": ns_to_s(trainer.wall_ns),
+        "bad_batches": worker.numerics.bad_batches,
+        "counters": world.gather(counters(trainer)),
+        "digests": state_digests(trainer),
+    }
+
+
+def last_batch(trainer: Trainer, steps: int | None) -> int:
+    """The batch to stop before: as asked, or when the rank with the most data has run out. All ranks agree.
+
+    Raises:
+        ExecutorError: if there is no batch, or no end.
+    """
+    world = trainer.world
+    longest = max(world.gather(trainer.worker.source.num_batches(world.rank, world.world_size)))
+    end = longest if steps is None else min(steps, longest)
+    if steps is None and longest > 1 << 40:
+        raise ExecutorError("generated data have no end; give a number of steps")
+    if end < 1:
+        raise ExecutorError("the data hold no batch; nothing to train on")
+    return int(end)
+
+
+def step_times_ms(timeline: Timeline) -> list[float]:
+    """Milliseconds from one batch's last update to the next one's; the first counts from the start of the run."""
+    frame = timeline.frame()
+    ends = frame[frame["kind"] == OpKind.UPDATE.value].groupby("batch")["end_ns"].max().sort_index()
+    start_ns = int(frame["start_ns"].min())
+    times = []
+    for end_ns in ends:
+        times.append(round(ns_to_ms(int(end_ns) - start_ns), 6))
+        start_ns = int(end_ns)
+    return times
+
+
+def write_parquet(timeline: Timeline, path: Path) -> None:
+    """The Timeline as Parquet with its meta, written whole or not at all.
+
+    Raises:
+        ExecutorError: if the file cannot be written.
+    """
+    table = pa.Table.from_pandas(timeline.frame(), preserve_index=False)
+    meta = json.dumps(dict(timeline.meta), sort_keys=True).encode()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        os.close(handle)
+        try:
+            pq.write_table(table.replace_schema_metadata({b"nestpipe.timeline": meta}), partial, compression="zstd")
+            os.replace(partial, path)
+        finally:
+            Path(partial).unlink(missing_ok=True)
+    except OSError as error:
+        raise ExecutorError(f"{path}: cannot be written: {error.strerror or error}") from None
+
+
+@contextmanager
+def _progress(trainer: Trainer, end: int) -> Iterator[None]:
+    """A bar on rank 0's stderr where that is a terminal; it reads the position that the lanes publish."""
+    if trainer.world.rank or not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    ended = threading.Event()
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(f"{trainer.loop.name}", total=end, completed=trainer.next_batch)
+
+        def follow() -> None:
+            while not ended.wait(0.2):
+                runtime = trainer.runtime
+                if runtime is not None:
+                    finished = [lane.last for lane in runtime.lanes if lane.last is not None]
+                    updates = [op.batch + 1 for op in finished if op.kind == OpKind.UPDATE]
+                    bar.update(task, completed=trainer.next_batch + max(updates, default=0))
+
+        thread = threading.Thread(target=follow, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()

@@ -1,0 +1,35 @@
+"""Batches and tables: key sources, routing to shards, sharded storage."""
+
+from executor.data.batch import Batch, Cluster, Feature, Int64, MicroBatch, Pooling, Source, cut, to_device
+from executor.data.clusters import cluster_by_keys
+from executor.data.routing import Owned, Routed, dedup, join_by_group, own, shared_positions, split_by_group, with_union
+from executor.data.sources import KeyStreamSource, SequenceSource, SyntheticSource
+from executor.data.tables import HostStore, Layout, TableSpec, make_layout
+
+__all__ = [
+    "Batch",
+    "Cluster",
+    "Feature",
+    "HostStore",
+    "Int64",
+    "KeyStreamSource",
+    "Layout",
+    "MicroBatch",
+    "Owned",
+    "Pooling",
+    "Routed",
+    "SequenceSource",
+    "Source",
+    "SyntheticSource",
+    "TableSpec",
+    "cluster_by_keys",
+    "cut",
+    "dedup",
+    "join_by_group",
+    "make_layout",
+    "own",
+    "shared_positions",
+    "split_by_group",
+    "to_device",
+    "with_union",
+]

@@ -1,0 +1,107 @@
+"""What a model is to the executor, and the DLRM.
+
+A model owns dense parameters only. It names its tables and the features that look them up, and turns looked-up rows
+into the *sum* of its loss terms; the executor divides by the global count of terms when it applies the gradients. So
+uneven and empty ranks weigh what they should.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from executor.data import Feature, MicroBatch, Pooling, TableSpec
+
+__all__ = ["DLRM", "Model", "make_mlp", "pool_bags"]
+
+
+class Model(nn.Module, ABC):
+    """A recommendation model without its tables."""
+
+    tables: tuple[TableSpec, ...]
+    features: tuple[Feature, ...]
+
+    @abstractmethod
+    def loss(self, rows: Sequence[Tensor], batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        """The summed loss and the predictions of a micro-batch with at least one sample.
+
+        Args:
+            rows: per feature float32 (lookups, dim), ordered by sample.
+            batch: the micro-batch; its `lengths` cut the rows into samples.
+
+        Returns:
+            A scalar, the sum over the loss terms, and the predictions, whose first dimension is samples or terms.
+        """
+
+
+def make_mlp(widths: Sequence[int], *, last_activation: bool) -> nn.Sequential:
+    """Linear layers of the given widths with ReLU between them, and after the last if asked."""
+    layers: list[nn.Module] = []
+    for fan_in, fan_out in pairwise(widths):
+        layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
+    return nn.Sequential(*(layers if last_activation else layers[:-1]))
+
+
+def pool_bags(rows: Tensor, lengths: Tensor, pooling: Pooling = Pooling.SUM, weights: Tensor | None = None) -> Tensor:
+    """One vector for each sample's bag of rows: (samples, dim); an empty bag gives zeros.
+
+    Args:
+        rows: float (lookups, dim), ordered by sample.
+        lengths: int64 (samples,).
+        pooling: sum or mean of the bag.
+        weights: float (lookups,), what each row is multiplied by; None for 1.
+    """
+    if weights is not None:
+        rows = rows * weights[:, None]
+    samples = torch.repeat_interleave(torch.arange(len(lengths), device=rows.device), lengths, output_size=len(rows))
+    total = rows.new_zeros(len(lengths), rows.shape[1]).index_add(0, samples, rows)
+    return total / lengths.clamp(min=1)[:, None] if pooling == Pooling.MEAN else total
+
+
+class DLRM(Model):
+    """Bottom MLP on dense features, pooled embeddings, pairwise dot products, top MLP, logistic loss.
+
+    Source: Naumov et al., arXiv 1906.00091, figure 1.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[TableSpec],
+        features: Sequence[Feature],
+        *,
+        num_dense: int,
+        hidden: Sequence[int] = (64,),
+    ) -> None:
+        super().__init__()
+        dims = {table.dim for table in tables}
+        self.tables, self.features = tuple(tables), tuple(features)
+        self.width = max(dims)
+        self.project = nn.ModuleDict(
+            {
+                table.name: nn.Identity() if table.dim == self.width else nn.Linear(table.dim, self.width, bias=False)
+                for table in tables
+            }
+        )
+        self.bottom = make_mlp([num_dense, *hidden, self.width], last_activation=True)
+        num_vectors = len(features) + 1
+        pairs = torch.tril_indices(num_vectors, num_vectors, offset=-1)
+        self.register_buffer("pairs", pairs, persistent=False)
+        self.top = make_mlp([self.width + pairs.shape[1], *hidden, 1], last_activation=False)
+
+    def loss(self, rows: Sequence[Tensor], batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        bottom = self.bottom(batch.dense)
+        weights = [None] * len(rows) if batch.weights is None else torch.split(batch.weights, list(batch.totals))
+        pooled = [
+            self.project[feature.table](pool_bags(row, lengths, feature.pooling, weight if feature.weighted else None))
+            for feature, row, lengths, weight in zip(self.features, rows, batch.lengths, weights, strict=True)
+        ]
+        vectors = torch.stack([bottom, *pooled], dim=1)
+        dots = torch.bmm(vectors, vectors.transpose(1, 2))
+        pairs = self.get_buffer("pairs")
+        logits = self.top(torch.cat([bottom, dots[:, pairs[0], pairs[1]]], dim=1)).squeeze(1)
+        return functional.binary_cross_entropy_with_logits(logits, batch.labels, reduction="sum"), logits

@@ -1,0 +1,118 @@
+"""From the spans of every rank to one Timeline on one clock, and the counters of each stream."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+import torch.distributed as dist
+
+from executor.runtime.trainer import Trainer
+from executor.runtime.world import World, partition_of
+from nestpipe.ir import GROUPS, OpKind
+from nestpipe.timeline import Span, Timeline, from_frame, with_waits
+
+__all__ = ["clock_offset_ns", "counters", "gather_timeline"]
+
+_ROUNDS = 16
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def clock_offset_ns(world: World) -> int:
+    """What to subtract from this rank's monotonic clock to get rank 0's. A collective call.
+
+    0 where all ranks run on one host, whose monotonic clock they share. Otherwise rank 0 pings each rank and takes the
+    midpoint of the fastest of several rounds, so the error is at most half of that round trip.
+    """
+    boots = world.gather(_BOOT_ID.read_text() if _BOOT_ID.exists() else str(world.rank))
+    if len(set(boots)) == 1:
+        return 0
+    stamp = torch.zeros(1, dtype=torch.int64)
+    offset_ns = 0
+    for rank in range(1, world.world_size):
+        best: tuple[int, int] | None = None
+        for _ in range(_ROUNDS):
+            if world.rank == 0:
+                sent_ns = time.monotonic_ns()
+                dist.send(stamp, rank)
+                dist.recv(stamp, rank)
+                back_ns = time.monotonic_ns()
+                round_trip = (back_ns - sent_ns, int(stamp) - (sent_ns + back_ns) // 2)
+                best = round_trip if best is None else min(best, round_trip)
+            elif world.rank == rank:
+                dist.recv(stamp, 0)
+                stamp[0] = time.monotonic_ns()
+                dist.send(stamp, 0)
+        offsets = world.gather(0 if best is None else best[1])
+        if world.rank == rank:
+            offset_ns = offsets[0]
+    return offset_ns
+
+
+def gather_timeline(trainer: Trainer, meta: Mapping[str, Any] | None = None) -> Timeline:
+    """The Timeline of all ranks so far, times from the start of the first op. A collective call."""
+    world = trainer.world
+    offset_ns = clock_offset_ns(world)
+    names = {index: stream.name for index, stream in enumerate(trainer.loop.streams)}
+    mine = [
+        Span(
+            step=span.op.step,
+            batch=span.op.batch,
+            micro_batch=span.op.micro_batch,
+            rank=world.rank,
+            stream=names[span.lane],
+            kind=span.op.kind.value,
+            start_ns=span.start_ns - offset_ns,
+            end_ns=span.end_ns - offset_ns,
+            bytes=span.cost.bytes,
+            keys=span.cost.keys,
+            unique_keys=span.cost.unique_keys,
+        )
+        for span in trainer.spans
+    ]
+    frame = pd.DataFrame([span for spans in world.gather(mine) for span in spans], columns=Span._fields)
+    start_ns = frame["start_ns"].min()
+    frame[["start_ns", "end_ns"]] -= start_ns
+    groups = {
+        stream.name: _group_numbers(partition_of(stream.resource, world.world_size, trainer.domain_size))
+        for stream in trainer.loop.streams
+        if stream.resource in GROUPS
+    }
+    known = {
+        "schedule": trainer.loop.name,
+        "micro_batches": trainer.loop.micro_batches,
+        "steps": trainer.next_batch,
+        "source": "measured",
+        "world_size": world.world_size,
+        "backend": world.backend,
+        "device": world.device.type,
+    }
+    return from_frame(with_waits(frame, groups), {**known, **(meta or {})})
+
+
+def _group_numbers(partition: Iterable[tuple[int, ...]]) -> list[int]:
+    numbers = {rank: number for number, ranks in enumerate(partition) for rank in ranks}
+    return [numbers[rank] for rank in sorted(numbers)]
+
+
+def counters(trainer: Trainer) -> dict[str, Any]:
+    """What this rank moved: bytes by stream, distinct share of looked-up keys, shared share of owned ids, memory."""
+    by_stream = {stream.name: 0 for stream in trainer.loop.streams}
+    names = list(by_stream)
+    keys = dict.fromkeys((OpKind.DEDUP, OpKind.SYNC), (0, 0))
+    for span in trainer.spans:
+        by_stream[names[span.lane]] += span.cost.bytes
+        if span.op.kind in keys:
+            total, unique = keys[span.op.kind]
+            keys[span.op.kind] = (total + span.cost.keys, unique + span.cost.unique_keys)
+    ratios = {kind: unique / total if total else None for kind, (total, unique) in keys.items()}
+    return {
+        "bytes": by_stream,
+        "unique_ratio": ratios[OpKind.DEDUP],
+        "shared_ratio": ratios[OpKind.SYNC],
+        "buffer_bytes_max": trainer.worker.buffers.size_bytes(),
+    }

@@ -1,0 +1,67 @@
+"""What everything else stands on: errors, units, validated configuration, files, where a number comes from."""
+
+from nestpipe.base.config import Config, YamlLoader, decode, read_yaml
+from nestpipe.base.errors import (
+    CaseError,
+    DeadlockError,
+    ExecutorError,
+    NestPipeError,
+    ScheduleError,
+    TopologyError,
+    TraceError,
+    unknown_name,
+)
+from nestpipe.base.files import output_dir, write_text
+from nestpipe.base.provenance import ORIGINS
+from nestpipe.base.units import (
+    BITS_PER_BYTE,
+    GIB,
+    KIB,
+    MIB,
+    NS_PER_MS,
+    NS_PER_S,
+    NS_PER_US,
+    bytes_text,
+    ms_to_ns,
+    ns_to_ms,
+    ns_to_s,
+    ns_to_us,
+    parse_bytes,
+    s_to_ns,
+    split_evenly,
+    us_to_ns,
+)
+
+__all__ = [
+    "BITS_PER_BYTE",
+    "GIB",
+    "KIB",
+    "MIB",
+    "NS_PER_MS",
+    "NS_PER_S",
+    "NS_PER_US",
+    "ORIGINS",
+    "CaseError",
+    "Config",
+    "DeadlockError",
+    "ExecutorError",
+    "NestPipeError",
+    "ScheduleError",
+    "TopologyError",
+    "TraceError",
+    "YamlLoader",
+    "bytes_text",
+    "decode",
+    "ms_to_ns",
+    "ns_to_ms",
+    "ns_to_s",
+    "ns_to_us",
+    "output_dir",
+    "parse_bytes",
+    "read_yaml",
+    "s_to_ns",
+    "split_evenly",
+    "unknown_name",
+    "us_to_ns",
+    "write_text",
+]

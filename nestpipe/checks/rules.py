@@ -1,0 +1,314 @@
+"""The rules of the IR: what a loop or program must satisfy to mean anything, one small function and one message each.
+
+They are about single ops and what these name. What follows from the order of ops is for the other checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from nestpipe.checks.report import Finding, Verdict, WitnessStep
+from nestpipe.ir import (
+    ALL,
+    CACHES,
+    COLLECTIVES,
+    GROUPS,
+    MICRO_DATA,
+    STATES,
+    Data,
+    Loop,
+    MicroBlock,
+    Op,
+    OpKind,
+    Program,
+    op_name,
+    show_op,
+)
+
+__all__ = ["RULES", "Rule", "broken_rules"]
+
+Schedule: TypeAlias = Loop | Program
+Complaints: TypeAlias = Iterator[tuple[Op | None, str]]
+
+_PER_BATCH: Final = frozenset(
+    {
+        OpKind.READ,
+        OpKind.COPY_H2D,
+        OpKind.ALL_TO_ALL_KEYS,
+        OpKind.LOOKUP,
+        OpKind.SYNC,
+        OpKind.UPDATE,
+        OpKind.WRITE_BACK,
+        OpKind.ALL_GATHER,
+        OpKind.ALL_REDUCE_TABLES,
+    }
+)
+_PER_MICRO_BATCH: Final = frozenset(
+    {OpKind.DEDUP, OpKind.ALL_TO_ALL_ROWS, OpKind.FORWARD, OpKind.BACKWARD, OpKind.ALL_TO_ALL_GRADS}
+)
+_MAX_REACH: Final = 16
+_MAX_SLOTS: Final = 64
+_EITHER_STREAM: Final = frozenset({OpKind.SEND, OpKind.RECV, OpKind.WAIT})
+_PASSED: Final = frozenset({Data.EMBEDDINGS, Data.ACTIVATIONS, Data.ROW_GRADS})
+_ROWS: Final = frozenset({Data.ROWS, Data.MOMENTS})
+_SPARSE: Final = frozenset({Data.TABLE, Data.OPTIMIZER})
+_LISTS: Final = frozenset({Data.KEYS, Data.OWNED})
+
+_MAY: Final[dict[OpKind, tuple[frozenset[Data], frozenset[Data]]]] = {
+    OpKind.READ: (frozenset(), frozenset({Data.SAMPLES})),
+    OpKind.COPY_H2D: (frozenset({Data.SAMPLES}), frozenset({Data.BATCH})),
+    OpKind.DEDUP: (frozenset({Data.BATCH}), frozenset({Data.KEYS})),
+    OpKind.ALL_TO_ALL_KEYS: (frozenset({Data.KEYS}), frozenset({Data.OWNED})),
+    OpKind.LOOKUP: (_LISTS | _SPARSE, _ROWS),
+    OpKind.SYNC: (_LISTS | _ROWS, _ROWS),
+    OpKind.ALL_TO_ALL_ROWS: (_LISTS | {Data.ROWS}, frozenset({Data.EMBEDDINGS})),
+    OpKind.FORWARD: (
+        frozenset({Data.BATCH, Data.KEYS, Data.EMBEDDINGS, Data.DENSE}),
+        frozenset({Data.ACTIVATIONS}),
+    ),
+    OpKind.BACKWARD: (
+        frozenset({Data.BATCH, Data.KEYS, Data.EMBEDDINGS, Data.ACTIVATIONS, Data.DENSE}),
+        frozenset({Data.ROW_GRADS, Data.DENSE_GRADS}),
+    ),
+    OpKind.ALL_TO_ALL_GRADS: (_LISTS | {Data.ROW_GRADS}, frozenset({Data.OWNED_GRADS})),
+    OpKind.ALL_REDUCE: (frozenset({Data.DENSE_GRADS}), frozenset({Data.DENSE_GRADS})),
+    OpKind.REDUCE_SCATTER: (frozenset({Data.DENSE_GRADS}), frozenset({Data.DENSE_GRADS})),
+    OpKind.ALL_GATHER: (frozenset({Data.OWNED}), frozenset({Data.OWNED})),
+    OpKind.ALL_REDUCE_TABLES: (_LISTS | _ROWS, _ROWS),
+    OpKind.UPDATE: (
+        _LISTS | _ROWS | _SPARSE | {Data.OWNED_GRADS, Data.DENSE_GRADS, Data.DENSE},
+        _ROWS | _SPARSE | {Data.DENSE},
+    ),
+    OpKind.WRITE_BACK: (_LISTS | _ROWS | _SPARSE | {Data.OWNED_GRADS}, _SPARSE),
+    OpKind.SEND: (_PASSED, frozenset()),
+    OpKind.RECV: (frozenset(), _PASSED),
+    OpKind.WAIT: (frozenset(), frozenset()),
+}
+
+
+_NEEDS: Final[dict[tuple[OpKind, Data], tuple[Data, ...]]] = {
+    (OpKind.COPY_H2D, Data.BATCH): (Data.SAMPLES,),
+    (OpKind.DEDUP, Data.KEYS): (Data.BATCH,),
+    (OpKind.ALL_TO_ALL_KEYS, Data.OWNED): (Data.KEYS,),
+    (OpKind.LOOKUP, Data.ROWS): (Data.OWNED, Data.TABLE),
+    (OpKind.ALL_TO_ALL_ROWS, Data.EMBEDDINGS): (Data.OWNED, Data.ROWS),
+    (OpKind.FORWARD, Data.ACTIVATIONS): (Data.EMBEDDINGS,),
+    (OpKind.BACKWARD, Data.ROW_GRADS): (Data.ACTIVATIONS,),
+    (OpKind.BACKWARD, Data.DENSE_GRADS): (Data.ACTIVATIONS,),
+    (OpKind.ALL_TO_ALL_GRADS, Data.OWNED_GRADS): (Data.ROW_GRADS,),
+    (OpKind.ALL_REDUCE, Data.DENSE_GRADS): (Data.DENSE_GRADS,),
+    (OpKind.REDUCE_SCATTER, Data.DENSE_GRADS): (Data.DENSE_GRADS,),
+    (OpKind.ALL_GATHER, Data.OWNED): (Data.OWNED,),
+    (OpKind.ALL_REDUCE_TABLES, Data.ROWS): (Data.OWNED, Data.ROWS),
+    (OpKind.UPDATE, Data.ROWS): (Data.OWNED, Data.OWNED_GRADS, Data.ROWS),
+    (OpKind.UPDATE, Data.TABLE): (Data.OWNED, Data.OWNED_GRADS, Data.TABLE),
+    (OpKind.UPDATE, Data.DENSE): (Data.DENSE_GRADS, Data.DENSE),
+    (OpKind.WRITE_BACK, Data.TABLE): (Data.OWNED,),
+}
+"""What an op must read to write something. Not optimiser state: whether it travels is for the versions to say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """A rule: its name, what it demands, and a function that yields the offending op and what is wrong with it."""
+
+    name: str
+    demands: str
+    complaints: Callable[[Schedule], Complaints]
+
+
+def broken_rules(schedule: Schedule) -> list[Finding]:
+    """A finding for the first complaint of each broken rule; none for a well-formed schedule."""
+    stream_of = {id(op): stream.name for stream in schedule.streams for op in stream.ops}
+    found = []
+    for rule in RULES:
+        op, message = next(rule.complaints(schedule), (None, ""))
+        if message:
+            steps = () if op is None else (WitnessStep(op=op, stream=stream_of[id(op)], note=rule.demands),)
+            name = schedule.name if op is None else f"{schedule.name}: {_shown(schedule, op)}"
+            text = f"{name}: {message}"
+            found.append(Finding(rule=rule.name, verdict=Verdict.MALFORMED, message=text, witness=steps))
+    return found
+
+
+def _shown(schedule: Schedule, op: Op) -> str:
+    return " ".join(show_op(op, loop=True).split("  ")[0].split()) if isinstance(schedule, Loop) else op_name(op)
+
+
+def _not_empty(schedule: Schedule) -> Complaints:
+    if not schedule.ops:
+        yield None, "there are no ops; write at least one op in a stream"
+
+
+def _unique(schedule: Schedule) -> Complaints:
+    seen = set()
+    for op in schedule.ops:
+        name = op.kind if isinstance(schedule, Loop) else op.ref
+        if name in seen:
+            what = "this kind of op" if isinstance(schedule, Loop) else "this op"
+            yield op, f"{what} occurs twice, so a wait for it would be ambiguous; keep one"
+        seen.add(name)
+
+
+def _complete(schedule: Schedule) -> Complaints:
+    if isinstance(schedule, Loop):
+        return
+    known = {op.ref for op in schedule.ops}
+    for op in schedule.ops:
+        if not 0 <= op.batch < schedule.steps or not 0 <= (op.micro_batch or 0) < schedule.micro_batches:
+            yield op, f"outside the program's {schedule.steps} batches of {schedule.micro_batches} micro-batches"
+    for kind, per_batch in {op.kind: op.micro_batch is None for op in schedule.ops}.items():
+        micro_batches = (None,) if per_batch else tuple(range(schedule.micro_batches))
+        wanted = [(batch, m) for batch in range(schedule.steps) for m in micro_batches]
+        have = {(ref.batch, ref.micro_batch) for ref in known if ref.kind is kind}
+        for batch, m in wanted:
+            if (batch, m) not in have:
+                name = f"{kind} {batch}" + ("" if m is None else f".{m}")
+                yield None, f"{name} is missing; every op runs once per batch and micro-batch"
+
+
+def _references(schedule: Schedule) -> Complaints:
+    if isinstance(schedule, Program):
+        known = {op.ref for op in schedule.ops}
+        for op in schedule.ops:
+            for ref in op.after:
+                if ref not in known:
+                    yield op, f"waits for {op_name(ref)}, which does not exist; add it or drop the wait"
+        return
+    per_batch = {op.kind: op.micro_batch is None for op in schedule.ops}
+    for op in schedule.ops:
+        for ref in op.after:
+            if ref.kind not in per_batch:
+                yield op, f"waits for {ref.kind}, which does not exist; add it or drop the wait"
+            elif per_batch[ref.kind] is not (ref.micro_batch is None):
+                once = per_batch[ref.kind]
+                way_out = "runs once per batch; drop the micro-batch" if once else "runs per micro-batch; write * or m"
+                yield op, f"waits for {ref.kind}, which {way_out}"
+            elif ref.micro_batch not in (None, ALL) and op.micro_batch is None:
+                yield op, f"waits for one micro-batch of {ref.kind} but has none itself; write * to wait for all"
+
+
+def _streams(schedule: Schedule) -> Complaints:
+    for stream in schedule.streams:
+        for op in stream.ops:
+            if op.kind not in _EITHER_STREAM and (op.kind in COLLECTIVES) is not (stream.resource in GROUPS):
+                wanted = "a group: world, domain or replica" if op.kind in COLLECTIVES else "no group"
+                yield op, f"stream {stream.name} is bound to {stream.resource}, but {op.kind} needs {wanted}; move it"
+
+
+def _granularity(schedule: Schedule) -> Complaints:
+    for stream in schedule.streams:
+        for item in stream.body:
+            for op in item.ops if isinstance(item, MicroBlock) else (item,):
+                if op.kind in _PER_BATCH and op.micro_batch is not None:
+                    yield op, f"{op.kind} runs once per batch; move it out of 'for m'"
+                elif op.kind in _PER_MICRO_BATCH and op.micro_batch is None:
+                    yield op, f"{op.kind} runs once per micro-batch; put it under 'for m'"
+
+
+def _accesses(schedule: Schedule) -> Complaints:
+    for op in schedule.ops:
+        for verb, used, may in zip(("read", "write"), (op.reads, op.writes), _MAY[op.kind], strict=True):
+            for access in used:
+                if access.data not in may:
+                    allowed = ", ".join(sorted(may)) or "nothing"
+                    yield op, f"{op.kind} cannot {verb} {access.data}, only {allowed}"
+
+
+def _inputs(schedule: Schedule) -> Complaints:
+    for op in schedule.ops:
+        read = {access.data for access in op.reads}
+        for access in op.writes:
+            for needed in _NEEDS.get((op.kind, access.data), ()):
+                if needed not in read:
+                    yield (
+                        op,
+                        f"writes {access.data} but does not read {needed}; add it, what is not named is not checked",
+                    )
+
+
+def _own_instance(schedule: Schedule) -> Complaints:
+    for op in schedule.ops:
+        for access in (*op.writes, *(() if op.kind is OpKind.SYNC else op.reads)):
+            own = access.batch is None or (
+                access.batch == op.batch and (access.data not in MICRO_DATA or access.micro_batch == op.micro_batch)
+            )
+            if not own:
+                yield op, f"uses {access.data} of another batch or micro-batch; only sync may read an earlier batch's"
+
+
+def _sync_keys(schedule: Schedule) -> Complaints:
+    for op in schedule.ops:
+        if op.kind is not OpKind.SYNC:
+            continue
+        listed = {data: {a.batch for a in op.reads if a.data is data} for data in _LISTS}
+        for access in op.reads:
+            if access.data in CACHES.values() and not any({access.batch, op.batch} <= b for b in listed.values()):
+                yield (
+                    op,
+                    (
+                        f"copies {access.data} but does not read which keys the two batches share; "
+                        "let it read owned of both batches"
+                    ),
+                )
+
+
+def _buffers(schedule: Schedule) -> Complaints:
+    declared = {buffer.data for buffer in schedule.buffers}
+    written = {access.data for op in schedule.ops for access in op.writes}
+    for op in schedule.ops:
+        for access in (*op.reads, *op.writes):
+            if access.data in STATES:
+                continue
+            if access.data not in declared:
+                yield op, f"uses {access.data}, which is no declared buffer; add 'buffer {access.data} device slots=1'"
+            if access.data not in written:
+                yield op, f"reads {access.data}, which no op writes; add the op that does or drop the read"
+
+
+def _depth(schedule: Schedule) -> Complaints:
+    for buffer in schedule.buffers:
+        if buffer.slots > _MAX_SLOTS:
+            yield (
+                None,
+                f"buffer {buffer.data} has {buffer.slots} slots; the checks follow at most {_MAX_SLOTS}, use fewer",
+            )
+    if isinstance(schedule, Program):
+        return
+    lowest = min((batch for op in schedule.ops for batch in _batches(op)), default=0)
+    for op in schedule.ops:
+        if max(_batches(op)) - lowest > _MAX_REACH:
+            yield (
+                op,
+                f"reaches over more than {_MAX_REACH} batches; the checks follow no more, bring the offsets closer",
+            )
+
+
+def _batches(op: Op) -> list[int]:
+    """The batch offsets that an op names."""
+    return [
+        op.batch,
+        *(ref.batch for ref in op.after),
+        *(a.batch for a in (*op.reads, *op.writes) if a.batch is not None),
+    ]
+
+
+RULES: Final = (
+    Rule(name="not-empty", demands="a schedule has ops", complaints=_not_empty),
+    Rule(name="unique-op", demands="every op runs once per batch and micro-batch", complaints=_unique),
+    Rule(name="complete", demands="every op runs for each batch and micro-batch", complaints=_complete),
+    Rule(name="references", demands="a wait names an op that exists", complaints=_references),
+    Rule(name="streams", demands="collectives, and only they, run on the stream of a group", complaints=_streams),
+    Rule(name="granularity", demands="per batch or per micro-batch is given by the kind", complaints=_granularity),
+    Rule(name="accesses", demands="an op only uses data that its kind can use", complaints=_accesses),
+    Rule(name="inputs", demands="an op reads what it needs for what it writes", complaints=_inputs),
+    Rule(
+        name="own-instance", demands="an op works on its own batch; sync reads earlier ones", complaints=_own_instance
+    ),
+    Rule(name="sync-keys", demands="sync knows which keys two batches share", complaints=_sync_keys),
+    Rule(name="depth", demands="a pipeline is no deeper than the checks can follow", complaints=_depth),
+    Rule(name="buffers", demands="buffers are declared and written", complaints=_buffers),
+)
+"""All rules, in the order in which they are reported."""

@@ -1,0 +1,290 @@
+"""One run of a program on versions instead of rows: who copies what to where, and what is seen where it matters.
+
+Every op works on the keys of its batch only, that is in the histories that contain it (`nestpipe.checks.histories`). So
+a lookup, a sync, an update and a write-back are a few operations on bitsets each, and the run is exact for every key
+there can be, not for a sample.
+
+One run stands for all: `nestpipe.checks.buffers` has shown that the accesses to buffers are ordered. Lookups and
+write-backs touch `table` and `optimizer` only in the keys of their batch; where two of them are not ordered, what the
+one reads is undefined in the histories that contain both batches, and that follows the row until it is overwritten or
+used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from nestpipe.checks.histories import Version, all_histories, blank, containing, most_missing
+from nestpipe.checks.order import Order
+from nestpipe.ir import CACHES, Data, Op, OpKind, Program
+
+__all__ = ["FOLLOWED", "Scenario", "Sighting", "VersionRun", "op_reads", "op_writes", "scenarios"]
+
+FOLLOWED: Final = 12
+"""The number of consecutive batches whose histories are followed at once: 2^12 bits per set."""
+
+_REDUCES: Final = frozenset({OpKind.ALL_REDUCE, OpKind.REDUCE_SCATTER})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """Who asks for a key, as far as a schedule can tell the difference.
+
+    `same_rank`: an intersection per rank finds the keys that batches share. `remote_parity`: batches of this parity ask
+    for the key on the other replica of the shard only; None where there is one replica or it asks for all.
+    """
+
+    name: str
+    same_rank: bool = True
+    remote_parity: int | None = None
+
+
+def scenarios(ops: Iterable[Op]) -> tuple[Scenario, ...]:
+    """The scenarios in which the schedule may behave differently; one unless it intersects per rank or has replicas."""
+    ops = tuple(ops)
+    found = [Scenario(name="")]
+    if any(op.kind is OpKind.SYNC and op_reads(op, Data.KEYS) for op in ops):
+        found.append(Scenario(name="asked for by different ranks", same_rank=False))
+    if any(op.kind is OpKind.ALL_REDUCE_TABLES for op in ops):
+        found += [Scenario(name="asked for by different replicas", remote_parity=parity) for parity in (0, 1)]
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sighting:
+    """Op number `op` meets something wrong with `state` or its cache: in which histories, about which update."""
+
+    rule: str
+    op: int
+    state: Data
+    histories: int
+    update: int
+
+
+class VersionRun:
+    """Runs the ops one by one; `sightings`, `rows`, `optimizer` and `dense_stale` say what was seen.
+
+    Staleness is kept by distance to the batch that touched the key last, None for a first touch.
+    """
+
+    def __init__(self, program: Program, order: Order, scenario: Scenario, first_batch: int) -> None:
+        self.program, self.order, self.scenario, self.steps = program, order, scenario, program.steps
+        self.first_batch = first_batch
+        followed = min(FOLLOWED, self.steps - first_batch)
+        self.full = all_histories(followed)
+        self.touch = [
+            containing(batch - first_batch, followed) if 0 <= batch - first_batch < followed else 0
+            for batch in range(self.steps)
+        ]
+        self.averaged = any(op.kind is OpKind.ALL_REDUCE_TABLES for op in order.ops)
+        self.reduced = any(op.kind in _REDUCES and op_reads(op, Data.DENSE_GRADS) for op in order.ops)
+        self.applies = _applied(order.ops)
+        self.clashes = self.find_clashes()
+        self.blank = blank(self.steps)
+        self.states = dict.fromkeys(CACHES, self.blank)
+        self.cached: dict[tuple[Data, int], Version] = {}
+        self.embeddings: dict[tuple[int, int | None], Version] = {}
+        self.dense: set[int] = set()
+        self.extended: set[int] = set()
+        self.reduced_grads: set[int] = set()
+        self.rows: dict[int | None, int] = {}
+        self.optimizer: dict[int | None, int] = {}
+        self.dense_stale = 0
+        self.sightings: list[Sighting] = []
+
+    # -- who touches what -------------------------------------------------------------------------------------------
+
+    def is_local(self, batch: int) -> bool:
+        """Whether this replica asks for the key in this batch."""
+        return self.scenario.remote_parity is None or batch % 2 != self.scenario.remote_parity
+
+    def keys_of(self, op: Op, batch: int) -> int:
+        """Histories in which the op finds the key among the owned keys of `batch`."""
+        found = self.is_local(batch) or (batch in self.extended and op_reads(op, Data.OWNED, batch))
+        return self.touch[batch] if found else 0
+
+    def find_clashes(self) -> dict[tuple[int, Data], list[tuple[int, int]]]:
+        """For each op and state, the unordered ops that write it and the histories that contain both batches."""
+        found: dict[tuple[int, Data], list[tuple[int, int]]] = {}
+        for state in CACHES:
+            writers = [i for i, op in enumerate(self.order.ops) if op_writes(op, state)]
+            users = [i for i, op in enumerate(self.order.ops) if op_reads(op, state)] + writers
+            for i in dict.fromkeys(users):
+                for j in writers:
+                    both = self.touch[self.order.ops[i].batch] & self.touch[self.order.ops[j].batch]
+                    if both and not self.order.ordered(i, j):
+                        found.setdefault((i, state), []).append((j, both))
+        return found
+
+    def clashing(self, op: int, state: Data) -> int:
+        """Histories in which what the op finds in the state is undefined."""
+        mask = 0
+        for _, both in self.clashes.get((op, state), []):
+            mask |= both
+        return mask
+
+    # -- one op -----------------------------------------------------------------------------------------------------
+
+    def step(self, i: int) -> None:
+        """Runs op number `i`."""
+        op = self.order.ops[i]
+        match op.kind:
+            case OpKind.LOOKUP:
+                self.lookup(i, op)
+            case OpKind.SYNC:
+                self.sync(op)
+            case OpKind.ALL_TO_ALL_ROWS if op_reads(op, Data.ROWS, op.batch):
+                self.embeddings[op.batch, op.micro_batch] = self.cached[Data.ROWS, op.batch]
+            case OpKind.FORWARD | OpKind.BACKWARD:
+                self.compute(i, op)
+            case OpKind.ALL_REDUCE | OpKind.REDUCE_SCATTER if op_writes(op, Data.DENSE_GRADS):
+                self.reduced_grads.add(op.batch)
+            case OpKind.UPDATE:
+                self.update(i, op)
+            case OpKind.WRITE_BACK:
+                self.write_back(i, op)
+            case OpKind.ALL_GATHER if op_writes(op, Data.OWNED):
+                self.extended.add(op.batch)
+            case OpKind.ALL_REDUCE_TABLES:
+                self.average(op)
+
+    def lookup(self, i: int, op: Op) -> None:
+        for state, buffer in CACHES.items():
+            if op_writes(op, buffer):
+                found = self.states[state].undefined_in(self.clashing(i, state)) if op_reads(op, state) else self.blank
+                nothing = self.blank.undefined_in(self.full)
+                self.cached[buffer, op.batch] = nothing.where(self.keys_of(op, op.batch), found)
+
+    def sync(self, op: Op) -> None:
+        for buffer in CACHES.values():
+            if not op_writes(op, buffer):
+                continue
+            batches = {access.batch for access in op.reads if access.data is buffer and access.batch is not None}
+            for source in sorted(batches - {op.batch}):
+                at_owner = op_reads(op, Data.OWNED, source) and op_reads(op, Data.OWNED, op.batch)
+                shared = (
+                    self.keys_of(op, source) & self.keys_of(op, op.batch) if at_owner or self.scenario.same_rank else 0
+                )
+                own = self.cached[buffer, op.batch]
+                self.cached[buffer, op.batch] = own.where(shared, self.cached[buffer, source])
+
+    def compute(self, i: int, op: Op) -> None:
+        version = self.embeddings.get((op.batch, op.micro_batch))
+        if version is not None and op_reads(op, Data.EMBEDDINGS) and self.is_local(op.batch):
+            self.observe(i, Data.TABLE, version, self.touch[op.batch])
+        if op_reads(op, Data.DENSE) and Data.DENSE in self.applies:
+            missing = set(range(op.batch)) - self.dense
+            ahead = {batch for batch in self.dense if batch >= op.batch}
+            if ahead:
+                self.see("frozen-window", i, Data.DENSE, min(ahead))
+            elif missing:
+                self.dense_stale = max(self.dense_stale, len(missing))
+                self.see("stale-dense", i, Data.DENSE, max(missing))
+
+    def update(self, i: int, op: Op) -> None:
+        if self.reduced and op_reads(op, Data.DENSE_GRADS) and op.batch not in self.reduced_grads:
+            self.see("unreduced", i, Data.DENSE, op.batch)
+        self.apply(i, op)
+        if op_writes(op, Data.DENSE):
+            self.dense.add(op.batch)
+
+    def apply(self, i: int, op: Op) -> None:
+        """Applies the gradients of the batch to the rows, optimiser rows or states that the op writes."""
+        mask = self.keys_of(op, op.batch)
+        for state, buffer in CACHES.items():
+            if op_writes(op, buffer):
+                version = self.cached[buffer, op.batch]
+                self.observe(i, state, version, mask)
+                self.cached[buffer, op.batch] = version.applied(op.batch, mask, averaged=self.averaged)
+            if op_writes(op, state):
+                version = self.states[state].undefined_in(self.clashing(i, state))
+                self.observe(i, state, version, mask)
+                self.states[state] = version.applied(op.batch, mask, averaged=self.averaged)
+
+    def average(self, op: Op) -> None:
+        for buffer in CACHES.values():
+            if op_writes(op, buffer):
+                merged = self.cached[buffer, op.batch].merged(op.batch, self.keys_of(op, op.batch))
+                self.cached[buffer, op.batch] = merged
+
+    def write_back(self, i: int, op: Op) -> None:
+        if op_reads(op, Data.OWNED_GRADS):
+            self.apply(i, op)
+            return
+        for state, buffer in CACHES.items():
+            if op_writes(op, state) and op_reads(op, buffer):
+                version = self.cached[buffer, op.batch].undefined_in(self.clashing(i, state))
+                self.states[state] = self.states[state].where(self.keys_of(op, op.batch), version)
+
+    # -- what is seen -----------------------------------------------------------------------------------------------
+
+    def see(self, rule: str, i: int, state: Data, update: int, histories: int = 0) -> None:
+        """Keeps the first sighting of each rule."""
+        if all(sighting.rule != rule for sighting in self.sightings):
+            self.sightings.append(Sighting(rule=rule, op=i, state=state, histories=histories, update=update))
+
+    def observe(self, i: int, state: Data, version: Version, mask: int) -> None:
+        """Notes what op `i` sees in the histories of `mask`: staleness by distance, and what must not be."""
+        batch = self.order.ops[i].batch
+        staleness = self.rows if state is Data.TABLE else self.optimizer
+        if undefined := version.undefined & mask:
+            self.see("undefined", i, state, 0, undefined)
+            return
+        for update in range(batch, self.steps):
+            if ahead := version.has[update] & mask:
+                self.see("frozen-window", i, state, update, ahead)
+                return
+        earlier = range(batch) if state in self.applies else range(0)
+        missing = [m for u in earlier if (m := mask & self.touch[u] & ~version.has[u])]
+        for distance, histories in self.distances(batch, mask):
+            stale, where = most_missing(histories, missing)
+            staleness[distance] = max(staleness.get(distance, 0), stale)
+            if stale and distance is not None:
+                self.see(f"stale-{state}", i, state, batch - distance, where)
+
+    def distances(self, batch: int, mask: int) -> Iterator[tuple[int | None, int]]:
+        """Splits histories by the distance of `batch` to the last batch before it that they contain."""
+        left = mask
+        for distance in range(1, batch + 1):
+            if histories := left & self.touch[batch - distance]:
+                yield distance, histories
+                left &= ~histories
+        if left:
+            yield None, left
+
+    def end(self) -> None:
+        """After the last op every update must have arrived."""
+        last = self.order.sequence[-1] if self.order.sequence else 0
+        for state, version in self.states.items():
+            if state not in self.applies:
+                continue
+            if version.undefined:
+                self.see("undefined", last, state, 0, version.undefined)
+            for update in range(self.steps):
+                if lost := self.touch[update] & ~version.has[update] & ~version.undefined:
+                    self.see("lost-update", last, state, update, lost)
+                    break
+        if Data.DENSE in self.applies and (missing := set(range(self.steps)) - self.dense):
+            self.see("lost-update", last, Data.DENSE, min(missing))
+
+
+def op_reads(op: Op, data: Data, batch: int | None = None) -> bool:
+    """Whether the op reads the data, of this batch if one is given."""
+    return any(a.data is data and batch in (None, a.batch) for a in op.reads)
+
+
+def op_writes(op: Op, data: Data) -> bool:
+    """Whether the op writes the data."""
+    return any(a.data is data for a in op.writes)
+
+
+def _applied(ops: tuple[Op, ...]) -> set[Data]:
+    """The states that updates are meant to reach: those for which gradients are computed."""
+    written = {access.data for op in ops for access in op.writes}
+    used = written | {access.data for op in ops for access in op.reads}
+    found = {Data.DENSE} if Data.DENSE_GRADS in written else set()
+    if written & {Data.ROW_GRADS, Data.OWNED_GRADS}:
+        found |= {Data.TABLE} | ({Data.OPTIMIZER} if used & {Data.OPTIMIZER, Data.MOMENTS} else set())
+    return found

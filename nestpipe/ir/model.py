@@ -1,0 +1,421 @@
+"""The schedule IR: what runs on which stream, in which order, on which batch, after what.
+
+A schedule comes in two forms, both made of the same `Op`:
+
+- a `Loop` is the body of one steady-state iteration, as in software pipelining. Iteration `t` trains batch `t`; an op
+  that works on batch `t+2` carries the offset 2. Inside a `MicroBlock` ops are repeated for the micro-batches of the
+  batch and carry a second offset (`m`, `m+1`): the inner pipeline nested in the outer one.
+- a `Program` is the loop unrolled for a number of steps (`unroll`): prologue, steady state, epilogue, with absolute
+  batches and micro-batches. It is what both interpreters run. Every rank runs the same program unless `ranks` says
+  otherwise.
+
+Program order within a stream is the order of its ops: a stream is an in-order queue. Everything else that must be in
+order is a dependency (`after`). Nothing here knows durations, sizes, addresses, devices or clocks.
+
+What an op does to data is part of the schedule, so that it can be checked: `reads` and `writes` name `Data`.
+
+- *States* live as long as the training: `table` and `optimizer` (rows and optimiser rows in host memory, sharded over
+  the ranks of the row All2All's group) and `dense` (replicated dense parameters on the device).
+- *Buffers* hold one batch (or one micro-batch, see `MICRO_DATA`) per instance, in `slots` physical copies used in turn:
+  instance `i` lives in slot `i % slots`, where `i` is the batch or, per micro-batch, `batch * micro_batches +
+  micro_batch`. The two `rows` slots of dual-buffer pipelining are the active and the
+  prefetch buffer. `rows` caches `table` and `moments` caches `optimizer` for the keys that this rank owns.
+
+Meaning of the ops on rows, the same for every interpreter and for the checks:
+
+- `lookup` copies the rows of the batch's owned keys from each state it reads into the buffer that caches that state
+- `sync` copies rows of keys that the batch shares with an earlier one from that batch's buffer into its own. Reading
+  `owned` of both batches means the intersection is taken at the owner, over the union of all ranks
+- `update` applies the batch's gradients (`owned_grads`, `dense_grads`) to what it writes
+- `write_back` copies buffered rows into the states it writes. If it reads `owned_grads` it instead applies the
+  gradients to the states themselves, as an asynchronous parameter server does
+- `all_gather` on the replicas of a shard extends `owned` to the keys that any replica owns in this batch, and
+  `all_reduce[tables]` averages those rows over the replicas after the update (2D sparse parallelism)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final, TypeAlias
+
+from nestpipe.base import ScheduleError
+
+__all__ = [
+    "ALL",
+    "ALL_TO_ALLS",
+    "CACHES",
+    "COLLECTIVES",
+    "COMPUTE",
+    "GROUPS",
+    "LOOKUP_PATH",
+    "MICRO_DATA",
+    "OPS_MAX",
+    "STATES",
+    "Access",
+    "All",
+    "Buffer",
+    "Data",
+    "Loop",
+    "MicroBlock",
+    "Op",
+    "OpKind",
+    "OpRef",
+    "Place",
+    "Program",
+    "Resource",
+    "Stream",
+    "map_ops",
+    "op_name",
+    "unroll",
+    "with_micro_batches",
+]
+
+
+class OpKind(StrEnum):
+    """What an op does; the value is exactly what the text prints."""
+
+    READ = "read"
+    COPY_H2D = "copy_h2d"
+    DEDUP = "dedup"
+    ALL_TO_ALL_KEYS = "all_to_all[keys]"
+    LOOKUP = "lookup"
+    SYNC = "sync"
+    ALL_TO_ALL_ROWS = "all_to_all[rows]"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    ALL_TO_ALL_GRADS = "all_to_all[grads]"
+    ALL_REDUCE = "all_reduce"
+    ALL_REDUCE_TABLES = "all_reduce[tables]"
+    UPDATE = "update"
+    WRITE_BACK = "write_back"
+    ALL_GATHER = "all_gather"
+    REDUCE_SCATTER = "reduce_scatter"
+    SEND = "send"
+    RECV = "recv"
+    WAIT = "wait"
+
+
+class Resource(StrEnum):
+    """What a stream is bound to: a device or host engine, or the ranks of a communicator."""
+
+    HOST_IO = "host_io"
+    HOST_MEMORY = "host_memory"
+    H2D = "h2d"
+    D2D = "d2d"
+    COMPUTE = "compute"
+    WORLD = "world"
+    DOMAIN = "domain"
+    REPLICA = "replica"
+
+
+class Data(StrEnum):
+    """What ops read and write: three states and the buffers of a batch or micro-batch."""
+
+    TABLE = "table"
+    OPTIMIZER = "optimizer"
+    DENSE = "dense"
+    SAMPLES = "samples"
+    BATCH = "batch"
+    KEYS = "keys"
+    OWNED = "owned"
+    ROWS = "rows"
+    MOMENTS = "moments"
+    EMBEDDINGS = "embeddings"
+    ACTIVATIONS = "activations"
+    ROW_GRADS = "row_grads"
+    OWNED_GRADS = "owned_grads"
+    DENSE_GRADS = "dense_grads"
+
+
+class Place(StrEnum):
+    """Where a buffer lives."""
+
+    HOST = "host"
+    DEVICE = "device"
+
+
+class All(StrEnum):
+    """The micro-batch index that stands for every micro-batch of the batch."""
+
+    ALL = "*"
+
+
+ALL: Final = All.ALL
+#: The largest program that `unroll` makes; a steady state shows in far fewer ops.
+OPS_MAX: Final = 2_000_000
+MicroIndex: TypeAlias = int | All | None
+
+ALL_TO_ALLS: Final = frozenset({OpKind.ALL_TO_ALL_KEYS, OpKind.ALL_TO_ALL_ROWS, OpKind.ALL_TO_ALL_GRADS})
+COLLECTIVES: Final = ALL_TO_ALLS | {
+    OpKind.ALL_REDUCE,
+    OpKind.ALL_REDUCE_TABLES,
+    OpKind.ALL_GATHER,
+    OpKind.REDUCE_SCATTER,
+}
+COMPUTE: Final = frozenset({OpKind.FORWARD, OpKind.BACKWARD, OpKind.UPDATE})
+LOOKUP_PATH: Final = frozenset(
+    {
+        OpKind.READ,
+        OpKind.COPY_H2D,
+        OpKind.DEDUP,
+        OpKind.ALL_TO_ALL_KEYS,
+        OpKind.LOOKUP,
+        OpKind.SYNC,
+        OpKind.WRITE_BACK,
+    }
+)
+GROUPS: Final = frozenset({Resource.WORLD, Resource.DOMAIN, Resource.REPLICA})
+STATES: Final = frozenset({Data.TABLE, Data.OPTIMIZER, Data.DENSE})
+MICRO_DATA: Final = frozenset({Data.EMBEDDINGS, Data.ACTIVATIONS, Data.ROW_GRADS})
+CACHES: Final = {Data.TABLE: Data.ROWS, Data.OPTIMIZER: Data.MOMENTS}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpRef:
+    """Names an op: offsets from `t` and `m` in a loop, absolute indices in a program.
+
+    `micro_batch` is None for an op of the whole batch and `ALL` for an op of every micro-batch.
+    """
+
+    kind: OpKind
+    batch: int
+    micro_batch: MicroIndex = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """Data that an op reads or writes: a state (no batch) or the buffer instance of a batch or micro-batch."""
+
+    data: Data
+    batch: int | None = None
+    micro_batch: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Op:
+    """One op: kind, batch, micro-batch where it has one, what it waits for, reads and writes.
+
+    In a loop `batch` and `micro_batch` are offsets and `step` is 0; in a program they are absolute and `step` is the
+    iteration that issues the op (negative in the prologue).
+    """
+
+    kind: OpKind
+    batch: int
+    micro_batch: int | None = None
+    after: tuple[OpRef, ...] = ()
+    reads: tuple[Access, ...] = ()
+    writes: tuple[Access, ...] = ()
+    step: int = 0
+
+    @property
+    def ref(self) -> OpRef:
+        """The reference that names this op."""
+        return OpRef(kind=self.kind, batch=self.batch, micro_batch=self.micro_batch)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBlock:
+    """Ops of a loop repeated for each micro-batch, in this order: the inner pipeline's body."""
+
+    ops: tuple[Op, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stream:
+    """An in-order queue bound to a resource. A program's streams hold no `MicroBlock`."""
+
+    name: str
+    resource: Resource
+    body: tuple[Op | MicroBlock, ...]
+
+    @property
+    def ops(self) -> tuple[Op, ...]:
+        """All ops in line order, blocks flattened."""
+        return tuple(op for item in self.body for op in (item.ops if isinstance(item, MicroBlock) else (item,)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buffer:
+    """A buffer and its number of physical copies: instance `i` lives in slot `i % slots`."""
+
+    data: Data
+    place: Place
+    slots: int
+
+    def __post_init__(self) -> None:
+        if self.data in STATES:
+            raise ScheduleError(f"{self.data} is a state, it cannot be declared as a buffer")
+        if self.slots < 1:
+            raise ScheduleError(f"buffer {self.data}: slots must be at least 1, got {self.slots}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loop:
+    """A schedule in loop form. `doc` holds the comment lines at the head of its text."""
+
+    name: str
+    micro_batches: int
+    buffers: tuple[Buffer, ...]
+    streams: tuple[Stream, ...]
+    doc: str = ""
+
+    def __post_init__(self) -> None:
+        if self.micro_batches < 1:
+            raise ScheduleError(f"micro_batches must be at least 1, got {self.micro_batches}")
+
+    @property
+    def ops(self) -> tuple[Op, ...]:
+        """All ops, stream by stream, in line order."""
+        return tuple(op for stream in self.streams for op in stream.ops)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A schedule unrolled for `steps` batches; `ranks` are the ranks that run it, None for every rank."""
+
+    name: str
+    steps: int
+    micro_batches: int
+    buffers: tuple[Buffer, ...]
+    streams: tuple[Stream, ...]
+    ranks: tuple[int, ...] | None = None
+
+    @property
+    def ops(self) -> tuple[Op, ...]:
+        """All ops, stream by stream, in program order."""
+        return tuple(op for stream in self.streams for op in stream.ops)
+
+
+def op_name(op: Op | OpRef) -> str:
+    """The short text name of a program's op.
+
+    >>> op_name(OpRef(kind=OpKind.FORWARD, batch=3, micro_batch=1))
+    'forward 3.1'
+    """
+    micro_batch = "" if op.micro_batch is None else f".{op.micro_batch}"
+    return f"{op.kind} {op.batch}{micro_batch}"
+
+
+def with_micro_batches(loop: Loop, micro_batches: int) -> Loop:
+    """The same loop with another number of micro-batches."""
+    return replace(loop, micro_batches=micro_batches)
+
+
+def map_ops(loop: Loop, change: Callable[[Op], Op | None]) -> Loop:
+    """The loop with `change` applied to every op; None drops the op. The pass from which others are made."""
+
+    def body(stream: Stream) -> Iterator[Op | MicroBlock]:
+        for item in stream.body:
+            if isinstance(item, MicroBlock):
+                ops = tuple(new for op in item.ops if (new := change(op)) is not None)
+                if ops:
+                    yield MicroBlock(ops=ops)
+            elif (new := change(item)) is not None:
+                yield new
+
+    return replace(loop, streams=tuple(replace(stream, body=tuple(body(stream))) for stream in loop.streams))
+
+
+def unroll(loop: Loop, steps: int) -> Program:
+    """The program that trains batches 0 to `steps` - 1: prologue, steady state and epilogue of the loop.
+
+    Ops on batches outside the range are left out, and so are waits for them; a wait for all micro-batches becomes one
+    for each.
+
+    Args:
+        loop: a loop whose references name ops that exist.
+        steps: number of batches, at least 1.
+
+    Raises:
+        ScheduleError: if `steps` is less than 1, a reference names an op that the loop does not have, or the program
+            would have more than `OPS_MAX` ops.
+    """
+    if steps < 1:
+        raise ScheduleError(f"steps must be at least 1, got {steps}")
+    per_step = sum(1 if op.micro_batch is None else loop.micro_batches for op in loop.ops)
+    if steps * per_step > OPS_MAX:
+        raise ScheduleError(
+            f"{steps:,} steps of {per_step:,} ops are more than {OPS_MAX:,}; take fewer steps or micro-batches"
+        )
+    in_block = {
+        op.kind: isinstance(item, MicroBlock)
+        for stream in loop.streams
+        for item in stream.body
+        for op in (item.ops if isinstance(item, MicroBlock) else (item,))
+    }
+    offsets = [op.batch for op in loop.ops] or [0]
+    iterations = range(-max(offsets), steps - min(offsets))
+    unroller = _Unroller(loop=loop, steps=steps, in_block=in_block)
+    streams = tuple(
+        replace(stream, body=tuple(op for t in iterations for op in unroller.iteration(stream, t)))
+        for stream in loop.streams
+    )
+    return Program(name=loop.name, steps=steps, micro_batches=loop.micro_batches, buffers=loop.buffers, streams=streams)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Unroller:
+    loop: Loop
+    steps: int
+    in_block: dict[OpKind, bool]
+
+    def iteration(self, stream: Stream, t: int) -> Iterator[Op]:
+        for item in stream.body:
+            if isinstance(item, MicroBlock):
+                yield from self.block(item, t)
+            elif 0 <= t + item.batch < self.steps:
+                yield self.place(item, t, None)
+
+    def block(self, block: MicroBlock, t: int) -> Iterator[Op]:
+        offsets = [op.micro_batch or 0 for op in block.ops]
+        for m in range(-max(offsets), self.loop.micro_batches - min(offsets)):
+            for op in block.ops:
+                if 0 <= m + (op.micro_batch or 0) < self.loop.micro_batches and 0 <= t + op.batch < self.steps:
+                    yield self.place(op, t, m)
+
+    def place(self, op: Op, t: int, m: int | None) -> Op:
+        micro_batch = None if m is None else m + (op.micro_batch or 0)
+        return Op(
+            kind=op.kind,
+            batch=t + op.batch,
+            micro_batch=micro_batch,
+            after=tuple(new for ref in op.after for new in self.refs(ref, t, m)),
+            reads=tuple(new for access in op.reads if (new := self.access(access, t, m)) is not None),
+            writes=tuple(new for access in op.writes if (new := self.access(access, t, m)) is not None),
+            step=t,
+        )
+
+    def refs(self, ref: OpRef, t: int, m: int | None) -> Iterator[OpRef]:
+        known = self.in_block.get(ref.kind)
+        if known is None:
+            raise ScheduleError(f"{self.loop.name}: no op of kind {ref.kind} to wait for; add it or drop the wait")
+        if known is (ref.micro_batch is None) or (isinstance(ref.micro_batch, int) and m is None):
+            raise ScheduleError(
+                f"{self.loop.name}: cannot wait for {ref.kind} with micro-batch {ref.micro_batch}: "
+                + ("it runs per micro-batch; write * or m" if known else "it runs once per batch; drop the micro-batch")
+            )
+        batch = t + ref.batch
+        if not 0 <= batch < self.steps:
+            return
+        if ref.micro_batch is None:
+            yield OpRef(kind=ref.kind, batch=batch)
+        elif isinstance(ref.micro_batch, All):
+            for micro_batch in range(self.loop.micro_batches):
+                yield OpRef(kind=ref.kind, batch=batch, micro_batch=micro_batch)
+        elif m is not None and 0 <= m + ref.micro_batch < self.loop.micro_batches:
+            yield OpRef(kind=ref.kind, batch=batch, micro_batch=m + ref.micro_batch)
+
+    def access(self, access: Access, t: int, m: int | None) -> Access | None:
+        if access.batch is None:
+            return access
+        batch = t + access.batch
+        if not 0 <= batch < self.steps:
+            return None
+        if access.micro_batch is None or m is None:
+            return Access(data=access.data, batch=batch, micro_batch=access.micro_batch)
+        micro_batch = m + access.micro_batch
+        if not 0 <= micro_batch < self.loop.micro_batches:
+            return None
+        return Access(data=access.data, batch=batch, micro_batch=micro_batch)

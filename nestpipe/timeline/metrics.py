@@ -1,0 +1,236 @@
+"""What is computed from a Timeline: step latency, the partition of each rank's time, and the metrics of the field.
+
+Every definition stands here once, and in docs/glossary.md in words. The same code serves simulated and measured
+Timelines.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from nestpipe.base import NS_PER_S, TraceError, ns_to_ms
+from nestpipe.ir import COMPUTE, LOOKUP_PATH, OpKind
+from nestpipe.timeline.timeline import Timeline
+
+__all__ = [
+    "PARTS",
+    "StepMetrics",
+    "Window",
+    "measure",
+    "partition",
+    "scaling_efficiency",
+    "speedup",
+    "steady_window",
+    "step_ends",
+]
+
+_WAITS_THAT_STALL: Final = (
+    OpKind.ALL_TO_ALL_ROWS,
+    OpKind.ALL_TO_ALL_GRADS,
+    OpKind.ALL_REDUCE,
+    OpKind.ALL_REDUCE_TABLES,
+    OpKind.REDUCE_SCATTER,
+)
+_EMBEDDING_COMMUNICATION: Final = (OpKind.ALL_TO_ALL_ROWS, OpKind.ALL_TO_ALL_GRADS, OpKind.ALL_REDUCE_TABLES)
+_LOOKUP_STAGES: Final = (
+    OpKind.SYNC,
+    OpKind.LOOKUP,
+    OpKind.ALL_TO_ALL_KEYS,
+    OpKind.ALL_GATHER,
+    OpKind.COPY_H2D,
+    OpKind.READ,
+    OpKind.WRITE_BACK,
+)
+#: The parts of a step, in order of precedence: an instant belongs to the first part that is active. What occupies the
+#: compute stream comes first, then what stalls it, then the lookup path that should hide behind it.
+PARTS: Final = (
+    "compute",
+    "exposed dedup",
+    "exposed all_to_all[rows]",
+    "exposed all_to_all[grads]",
+    "exposed all_reduce",
+    "exposed all_reduce[tables]",
+    "waiting for a peer",
+    *(f"exposed {kind.value}" for kind in _LOOKUP_STAGES),
+    "bubble",
+)
+_PART_OF_KIND: Final[dict[str, int]] = {
+    **{kind.value: PARTS.index("compute") for kind in COMPUTE},
+    **{part.removeprefix("exposed "): index for index, part in enumerate(PARTS) if part.startswith("exposed ")},
+    OpKind.REDUCE_SCATTER.value: PARTS.index("exposed all_reduce"),
+}
+_WAITING: Final = PARTS.index("waiting for a peer")
+_BUBBLE: Final = PARTS.index("bubble")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """The steady steps of a Timeline: `first` (exclusive) to `last` (inclusive) batch."""
+
+    first: int
+    last: int
+
+    @property
+    def steps(self) -> int:
+        """Number of steps in the window."""
+        return self.last - self.first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMetrics:
+    """Metrics of one run, averaged over ranks and steady steps; times in milliseconds, ratios as fractions of 1.
+
+    Attributes:
+        step_latency_ms: time between the ends of successive steps.
+        qps: samples per second, global batch over step latency; None if the batch is not known.
+        lookup_ms: exposed time of the lookup path.
+        communication_ms: exposed time of embedding communication: row and gradient All2All and, where tables are
+            replicated, the synchronisation of the replicas.
+        utilization: share of the step in which forward, backward or update runs.
+        exposed_communication_ratio: communication_ms over the total transfer time of the same collectives.
+        parts_ms: the partition of the step; the parts sum to step_latency_ms.
+        window: the steady steps that were averaged.
+    """
+
+    step_latency_ms: float
+    qps: float | None
+    lookup_ms: float
+    communication_ms: float
+    utilization: float
+    exposed_communication_ratio: float | None
+    parts_ms: dict[str, float]
+    window: Window
+
+
+def step_ends(timeline: Timeline) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """When each step ended: of its update or, without one, of its iteration's last op.
+
+    Returns:
+        int64 (steps,), and int64 (ranks, steps) in nanoseconds.
+    """
+    update = timeline.ops["kind"].to_numpy() == OpKind.UPDATE.value
+    if update.any():
+        steps = timeline.ops["batch"].to_numpy()[update]
+        order = np.argsort(steps, kind="stable")
+        return steps[order], timeline.end_ns[:, update][:, order]
+    of_op = timeline.ops["step"].to_numpy()
+    steps = np.unique(of_op)
+    ends = np.stack([timeline.end_ns[:, of_op == step].max(axis=1) for step in steps], axis=1)
+    return steps, np.maximum.accumulate(ends, axis=1)
+
+
+def steady_window(timeline: Timeline) -> Window:
+    """The second half of the steps, less the epilogue, in which the pipeline no longer prefetches.
+
+    Raises:
+        TraceError: if fewer than two steps are left.
+    """
+    steps, _ = step_ends(timeline)
+    ahead = (timeline.ops["batch"] - timeline.ops["step"]).max()
+    last = int(steps.max()) - max(int(ahead), 0)
+    first = max(last // 2, int(steps.min()))
+    if last <= first:
+        raise TraceError(
+            f"{len(steps)} steps leave no steady state behind a pipeline {ahead} batches deep; "
+            f"run at least {2 * ahead + 4}"
+        )
+    return Window(first=first, last=last)
+
+
+def partition(timeline: Timeline, window: Window | None = None) -> pd.DataFrame:
+    """How each rank spent its time per steady step, in nanoseconds: one row per rank, one column per part.
+
+    At each instant a rank is in the first of `PARTS` that is active, so the parts of a rank sum to its step time
+    exactly. A collective waits for its last peer before it transfers; only the transfer counts as communication.
+
+    Args:
+        timeline: simulated or measured.
+        window: the steps to look at; by default `steady_window`.
+    """
+    window = window or steady_window(timeline)
+    steps, ends = step_ends(timeline)
+    lows = ends[:, np.flatnonzero(steps == window.first)[-1]]
+    highs = ends[:, np.flatnonzero(steps == window.last)[-1]]
+    kinds = timeline.ops["kind"].to_numpy()
+    parts = np.array([_PART_OF_KIND.get(kind, _BUBBLE) for kind in kinds])
+    stalls = np.isin(kinds, [kind.value for kind in _WAITS_THAT_STALL])
+    rows = []
+    for row in range(len(timeline.ranks)):
+        low, high = lows[row], highs[row]
+        start, end = timeline.start_ns[row], timeline.end_ns[row]
+        ready = start + timeline.wait_ns[row]
+        inside = (end > low) & (start < high)
+        waits = inside & stalls & (ready > start)
+        begins = np.concatenate([ready[inside], start[waits]]).clip(low, high)
+        stops = np.concatenate([end[inside], ready[waits]]).clip(low, high)
+        which = np.concatenate([parts[inside], np.full(int(waits.sum()), _WAITING)])
+        rows.append(_sweep(begins, stops, which, int(low), int(high)))
+    table = np.array(rows) / window.steps
+    return pd.DataFrame(table, columns=list(PARTS), index=pd.Index(timeline.ranks, name="rank"))
+
+
+def _sweep(
+    begins: npt.NDArray[np.int64], stops: npt.NDArray[np.int64], which: npt.NDArray[np.int64], low: int, high: int
+) -> npt.NDArray[np.int64]:
+    """Nanoseconds of [low, high) by the first active part; int64 (parts,)."""
+    cuts = np.unique(np.concatenate([begins, stops, [low, high]]))
+    change = np.zeros((len(PARTS), len(cuts)), dtype=np.int64)
+    np.add.at(change, (which, np.searchsorted(cuts, begins)), 1)
+    np.add.at(change, (which, np.searchsorted(cuts, stops)), -1)
+    active = np.cumsum(change, axis=1)[:, :-1] > 0
+    active[_BUBBLE] = True
+    first = np.argmax(active, axis=0)
+    return np.bincount(first, weights=np.diff(cuts), minlength=len(PARTS)).astype(np.int64)
+
+
+def measure(timeline: Timeline, *, global_batch: int | None = None, window: Window | None = None) -> StepMetrics:
+    """The metrics of one run.
+
+    Args:
+        timeline: simulated or measured.
+        global_batch: samples per step over all ranks; needed for `qps`.
+        window: the steps to average over; by default `steady_window`.
+    """
+    window = window or steady_window(timeline)
+    weights = timeline.weights / timeline.weights.sum()
+    parts = {str(name): float(value) for name, value in partition(timeline, window).mul(weights, axis=0).sum().items()}
+    step_ns = sum(parts.values())
+    embedding = np.isin(timeline.ops["kind"], [kind.value for kind in _EMBEDDING_COMMUNICATION])
+    batches = timeline.ops["batch"].to_numpy()
+    mine = embedding & (batches > window.first) & (batches <= window.last)
+    transfer = timeline.end_ns[:, mine] - timeline.start_ns[:, mine] - timeline.wait_ns[:, mine]
+    total_ns = float((transfer.sum(axis=1) * weights).sum()) / window.steps
+    exposed_ns = sum(parts[f"exposed {kind.value}"] for kind in _EMBEDDING_COMMUNICATION)
+    stages = [kind.value for kind in LOOKUP_PATH | {OpKind.ALL_GATHER}]
+    return StepMetrics(
+        step_latency_ms=ns_to_ms(step_ns),
+        qps=None if global_batch is None else global_batch * NS_PER_S / step_ns,
+        lookup_ms=ns_to_ms(sum(parts[f"exposed {stage}"] for stage in stages)),
+        communication_ms=ns_to_ms(exposed_ns),
+        utilization=parts["compute"] / step_ns,
+        exposed_communication_ratio=exposed_ns / total_ns if total_ns else None,
+        parts_ms={name: ns_to_ms(value) for name, value in parts.items()},
+        window=window,
+    )
+
+
+def speedup(baseline_step_ms: float, step_ms: float) -> float:
+    """Step latency of the baseline over step latency of the method, at the same world size.
+
+    >>> round(speedup(5793.83, 1895.98), 2)
+    3.06
+    """
+    return baseline_step_ms / step_ms
+
+
+def scaling_efficiency(base_step_ms: float, step_ms: float) -> float:
+    """(QPS at P / QPS at base) / (P / base) of one method under weak scaling, which is step at base / step at P.
+
+    With a fixed batch per worker QPS at P is P x batch / step at P, and the worker counts cancel.
+    """
+    return base_step_ms / step_ms

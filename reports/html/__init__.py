@@ -1,0 +1,7 @@
+"""The report page."""
+
+from reports.html.page import page
+
+__all__ = [
+    "page",
+]

@@ -1,0 +1,194 @@
+"""The step time without simulation: the maximum cycle ratio of the loop's dependency graph, and what limits it.
+
+Nodes are the ops of one iteration, micro-batches apart. An edge says that an op cannot start before another one,
+issued `distance` iterations earlier, has ended: stream order, the wrap from the last op of a stream to its first of the
+next iteration, and waits. In steady state every cycle of the graph turns once per `distance` iterations, so the step
+takes at least the durations along a cycle over its distance, and exactly the largest such ratio when nothing contends.
+
+Source: Baccelli, Cohen, Olsder, Quadrat, Synchronization and Linearity (1992), theorem 2.23 (cycle time of a max-plus
+linear system); the search improves a candidate ratio with Bellman-Ford until no cycle exceeds it, on whole numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import NamedTuple
+
+from nestpipe.base import DeadlockError, ScheduleError
+from nestpipe.ir import ALL, Loop, MicroBlock, Op, OpKind, OpRef, Stream
+
+__all__ = ["Bound", "CycleStep", "max_cycle_ratio"]
+
+
+class CycleStep(NamedTuple):
+    """One op of the critical cycle. `batch` and `micro_batch` are as in the loop; `ns` is the op's duration."""
+
+    kind: OpKind
+    batch: int
+    micro_batch: int | None
+    stream: str
+    ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """The step time that the loop's dependencies allow, and the cycle that sets it.
+
+    Attributes:
+        step_ns: exact, as a fraction of nanoseconds.
+        cycle: the ops along the critical cycle, in the order they run.
+        iterations: how many iterations the cycle spans.
+    """
+
+    step_ns: Fraction
+    cycle: tuple[CycleStep, ...]
+    iterations: int
+
+    def text(self) -> str:
+        """The critical cycle in one line, ops that take no time left out and repeats of a kind summed."""
+        shares: dict[str, int] = {}
+        for step in self.cycle:
+            if step.ns:
+                shares[step.kind.value] = shares.get(step.kind.value, 0) + step.ns
+        total = sum(shares.values()) or 1
+        return " -> ".join(f"{kind} {100 * ns / total:.1f} %" for kind, ns in shares.items())
+
+
+class _Edge(NamedTuple):
+    source: int
+    target: int
+    distance: int
+
+
+def max_cycle_ratio(loop: Loop, duration_ns: Callable[[Op], int]) -> Bound:
+    """The steady-state step time of `loop` when nothing contends, and its critical cycle.
+
+    Args:
+        loop: the schedule.
+        duration_ns: nanoseconds of an op; it is given with its batch offset and its absolute micro-batch.
+
+    Raises:
+        DeadlockError: if ops wait for each other in a circle within or against the order of iterations.
+        ScheduleError: if the loop has no cycle (it is empty).
+    """
+    nodes, edges = _graph(loop)
+    weights = [duration_ns(op) for op, _ in nodes]
+    backwards = _positive_cycle(len(nodes), edges, lambda edge: 1 - edge.distance * (len(nodes) + 1))
+    if backwards is not None:
+        names = " -> ".join(_name(*nodes[edge.source]) for edge in backwards)
+        raise DeadlockError(f"{loop.name} cannot run: these ops wait for each other in a circle: {names}")
+    best: list[_Edge] | None = None
+    ratio = Fraction(-1)
+    while True:
+        numerator, denominator = ratio.numerator, ratio.denominator
+        cycle = _positive_cycle(
+            len(nodes),
+            edges,
+            lambda e: weights[e.source] * denominator - numerator * e.distance,  # noqa: B023
+        )
+        if cycle is None:
+            break
+        best = cycle
+        ratio = Fraction(sum(weights[edge.source] for edge in cycle), sum(edge.distance for edge in cycle))
+    if best is None:
+        raise ScheduleError(f"{loop.name}: a loop without ops has no step time")
+    steps = [(nodes[edge.source], weights[edge.source]) for edge in best]
+    return Bound(
+        step_ns=ratio,
+        cycle=tuple(CycleStep(op.kind, op.batch, op.micro_batch, stream, ns) for (op, stream), ns in steps),
+        iterations=sum(edge.distance for edge in best),
+    )
+
+
+def _name(op: Op, stream: str) -> str:
+    micro_batch = "" if op.micro_batch is None else f" m{op.micro_batch}"
+    return f"{op.kind} t{op.batch:+d}{micro_batch} ({stream})"
+
+
+def _body(loop: Loop, stream: Stream) -> Iterator[tuple[Op, MicroBlock | None, int | None]]:
+    """The ops of one iteration in stream order, micro-batches absolute, with the block's `m` for their references."""
+    for item in stream.body:
+        if not isinstance(item, MicroBlock):
+            yield item, None, None
+            continue
+        offsets = [op.micro_batch or 0 for op in item.ops]
+        for m in range(-max(offsets), loop.micro_batches - min(offsets)):
+            for op in item.ops:
+                if 0 <= m + (op.micro_batch or 0) < loop.micro_batches:
+                    yield op, item, m
+
+
+def _graph(loop: Loop) -> tuple[list[tuple[Op, str]], list[_Edge]]:
+    nodes: list[tuple[Op, str]] = []
+    index: dict[tuple[OpKind, int | None], int] = {}
+    edges: list[_Edge] = []
+    waits: list[tuple[int, Op, int | None]] = []
+    for stream in loop.streams:
+        first = len(nodes)
+        for op, block, m in _body(loop, stream):
+            micro_batch = None if block is None else (m or 0) + (op.micro_batch or 0)
+            at = len(nodes)
+            nodes.append((Op(kind=op.kind, batch=op.batch, micro_batch=micro_batch), stream.name))
+            index[op.kind, micro_batch] = at
+            waits.append((at, op, m))
+            if at > first:
+                edges.append(_Edge(at - 1, at, 0))
+        if len(nodes) > first:
+            edges.append(_Edge(len(nodes) - 1, first, 1))
+    for at, op, m in waits:
+        for ref in op.after:
+            edges += [_Edge(other, at, nodes[other][0].batch - ref.batch) for other in _targets(loop, index, ref, m)]
+    return nodes, edges
+
+
+def _targets(loop: Loop, index: dict[tuple[OpKind, int | None], int], ref: OpRef, m: int | None) -> Iterator[int]:
+    if ref.micro_batch == ALL:
+        wanted: list[int | None] = list(range(loop.micro_batches))
+    elif ref.micro_batch is None:
+        wanted = [None]
+    else:
+        micro_batch = (m or 0) + int(ref.micro_batch)
+        wanted = [micro_batch] if 0 <= micro_batch < loop.micro_batches else []
+    for each in wanted:
+        if (ref.kind, each) not in index:
+            raise ScheduleError(f"{loop.name}: no op {ref.kind} with micro-batch {ref.micro_batch} to wait for")
+        yield index[ref.kind, each]
+
+
+def _positive_cycle(num_nodes: int, edges: list[_Edge], weight: Callable[[_Edge], int]) -> list[_Edge] | None:
+    """A cycle whose weights sum to more than 0, in order, or None. Bellman-Ford on longest paths from everywhere."""
+    weights = [weight(edge) for edge in edges]
+    length = [0] * num_nodes
+    into: list[_Edge | None] = [None] * num_nodes
+    changed: int | None = None
+    for _ in range(num_nodes):
+        changed = None
+        for edge, value in zip(edges, weights, strict=True):
+            if length[edge.source] + value > length[edge.target]:
+                length[edge.target] = length[edge.source] + value
+                into[edge.target] = edge
+                changed = edge.target
+        if changed is None:
+            return None
+        cycle = _cycle_from(into, changed)
+        if cycle is not None:
+            return cycle
+    return None
+
+
+def _cycle_from(into: list[_Edge | None], node: int) -> list[_Edge] | None:
+    """The cycle that following `into` backwards from `node` runs into, if any; such a cycle is always positive."""
+    path: list[int] = []
+    place: dict[int, int] = {}
+    while node not in place:
+        place[node] = len(path)
+        path.append(node)
+        edge = into[node]
+        if edge is None:
+            return None
+        node = edge.source
+    members = path[place[node] :]
+    cycle = [edge for member in members if (edge := into[member]) is not None]
+    return cycle[::-1]

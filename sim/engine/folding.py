@@ -1,0 +1,161 @@
+"""Which ranks are alike: the classes of ranks that one representative each can stand for.
+
+Ranks start with a colour for what they are (their costs); two ranks stay alike only if the groups they take part in are
+made of the same colours. Refining until nothing changes gives the coarsest equitable partition, for which the folded
+run equals the unfolded one: every member of a class sees the same peers, hence the same times.
+
+Source: colour refinement (1-dimensional Weisfeiler-Leman) on the hypergraph of communicator groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from nestpipe.base import TopologyError
+from nestpipe.ir import GROUPS, Resource
+
+__all__ = ["RANKS_MAX", "Actors", "World", "fold", "unfolded"]
+
+Int64: TypeAlias = npt.NDArray[np.int64]
+RANKS_MAX: Final = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """The ranks and their groups: `world` is all of them, `domain` runs of `domain_size`, `replica` one of each domain.
+
+    Raises:
+        TopologyError: if a size is less than 1 or the domains do not divide the world.
+    """
+
+    world_size: int
+    domain_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.world_size < 1:
+            raise TopologyError(f"world_size must be at least 1, got {self.world_size}")
+        if self.world_size > RANKS_MAX:
+            raise TopologyError(f"world_size must be at most {RANKS_MAX:,}, got {self.world_size:,}")
+        if self.domain_size is not None and (self.domain_size < 1 or self.world_size % self.domain_size):
+            raise TopologyError(
+                f"world_size {self.world_size} is not divisible by domain_size {self.domain_size}; "
+                f"choose a divisor of {self.world_size}"
+            )
+
+    def group_of(self, resource: Resource) -> Int64:
+        """int64 (world_size,): the number of each rank's group.
+
+        Raises:
+            TopologyError: for a domain or replica group without a `domain_size`.
+        """
+        ranks = np.arange(self.world_size, dtype=np.int64)
+        if resource is Resource.WORLD:
+            return np.zeros_like(ranks)
+        if resource not in GROUPS:
+            raise ValueError(f"{resource} is not a group of ranks")
+        if self.domain_size is None:
+            raise TopologyError(f"the schedule has a stream on {resource}; give a domain size (--domain-size)")
+        return ranks // self.domain_size if resource is Resource.DOMAIN else ranks % self.domain_size
+
+    def group_size(self, resource: Resource) -> int:
+        """Number of ranks in each group of this kind."""
+        if resource is Resource.WORLD:
+            return self.world_size
+        domain_size = self.domain_size or 1
+        return domain_size if resource is Resource.DOMAIN else self.world_size // domain_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Actors:
+    """The representatives that are simulated.
+
+    Attributes:
+        ranks: int64 (actors,), the lowest rank of each class.
+        weights: int64 (actors,), how many ranks the class has.
+        groups: for each group resource in use, int64 (actors,), the number of the class of groups it belongs to; also
+            for each further partition given to `fold`, under its name.
+        alike: for each further partition, int64 (actors,), how many ranks of its class share its part.
+        world: the ranks they stand for.
+    """
+
+    ranks: Int64
+    weights: Int64
+    groups: dict[str, Int64]
+    alike: dict[str, Int64]
+    world: World
+
+
+def fold(
+    world: World,
+    resources: frozenset[Resource],
+    colours: Int64 | None = None,
+    partitions: Mapping[str, Int64] | None = None,
+) -> Actors:
+    """One actor per class of ranks that are alike.
+
+    Args:
+        world: the ranks and their groups.
+        resources: the kinds of groups that the program's streams are bound to.
+        colours: int64 (world_size,), equal for ranks whose costs are equal; None if all are.
+        partitions: further ways in which ranks share something, by name: int64 (world_size,), the number of each rank's
+            part, for example its host.
+    """
+    colour = np.zeros(world.world_size, dtype=np.int64) if colours is None else _dense(colours)
+    group_of = _groups(world, resources, partitions)
+    while True:
+        groups = {name: _group_colours(number, colour) for name, number in group_of.items()}
+        refined = _dense(np.stack([colour, *groups.values()]))
+        if refined.max() == colour.max():
+            break
+        colour = refined
+    _, first, weights = np.unique(colour, return_index=True, return_counts=True)
+    order = np.argsort(first, kind="stable")
+    ranks = first[order].astype(np.int64)
+    together = {name: _dense(np.stack([group_of[name], colour])) for name in partitions or {}}
+    return Actors(
+        ranks=ranks,
+        weights=weights[order].astype(np.int64),
+        groups={name: number[ranks] for name, number in groups.items()},
+        alike={name: np.bincount(number)[number][ranks] for name, number in together.items()},
+        world=world,
+    )
+
+
+def unfolded(world: World, resources: frozenset[Resource], partitions: Mapping[str, Int64] | None = None) -> Actors:
+    """Every rank as an actor of its own."""
+    ones = np.ones(world.world_size, dtype=np.int64)
+    return Actors(
+        ranks=np.arange(world.world_size, dtype=np.int64),
+        weights=ones,
+        groups=_groups(world, resources, partitions),
+        alike=dict.fromkeys(partitions or {}, ones),
+        world=world,
+    )
+
+
+def _groups(world: World, resources: frozenset[Resource], partitions: Mapping[str, Int64] | None) -> dict[str, Int64]:
+    found: dict[str, Int64] = {resource.value: world.group_of(resource) for resource in sorted(resources & GROUPS)}
+    return found | {name: _dense(np.asarray(number, dtype=np.int64)) for name, number in (partitions or {}).items()}
+
+
+def _dense(values: Int64) -> Int64:
+    """Equal columns (or entries) get equal numbers from 0."""
+    if values.ndim == 1:
+        return np.unique(values, return_inverse=True)[1].reshape(-1).astype(np.int64)
+    return np.unique(values, axis=1, return_inverse=True)[1].reshape(-1).astype(np.int64)
+
+
+def _group_colours(group: Int64, colour: Int64) -> Int64:
+    """For each rank a number for the multiset of colours in its group."""
+    order = np.lexsort((colour, group))
+    sizes = np.bincount(group)
+    members = np.full((len(sizes), int(sizes.max())), -1, dtype=np.int64)
+    place = np.arange(len(group)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    members[group[order], place] = colour[order]
+    kinds = np.unique(members, axis=0, return_inverse=True)[1].reshape(-1)
+    return kinds[group].astype(np.int64)

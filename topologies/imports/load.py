@@ -1,0 +1,56 @@
+"""Clusters from other tools' files, told apart by content; units are put right on the way.
+
+What such a file does not say (accelerators, hosts) is taken from a named cluster of the catalogue and marked assumed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from nestpipe.base import TopologyError
+from topologies.cluster import Cluster, load_cluster, names
+from topologies.imports.astra import import_astra
+from topologies.imports.filled import read_text
+from topologies.imports.nccl import import_nccl
+from topologies.imports.simai import import_simai
+
+__all__ = ["import_astra", "import_nccl", "import_simai", "import_topology", "load_topology"]
+
+
+_OURS = ("nestpipe-topology", "accelerator:")  # one of these is in every description of our own, even in a wrong one
+
+
+def import_topology(path: Path, like: str = "dgx_h100") -> Cluster:
+    """A cluster from a file of another tool, told apart by its content.
+
+    Args:
+        like: name of the catalogue whose accelerator and host fill in what the file does not say
+
+    Raises:
+        TopologyError: unknown format, or a value that cannot be.
+    """
+    text = read_text(path)
+    if text.lstrip().startswith("<"):
+        return import_nccl(path, like)
+    first = text.lstrip().splitlines()[0].split() if text.strip() else []
+    if len(first) == 6 and all(part.isdigit() for part in first[:5]):
+        return import_simai(path, like)
+    if path.suffix in (".yml", ".yaml", ".json"):
+        return import_astra(path, like)
+    raise TopologyError(f"{path}: neither an ASTRA-sim network, a SimAI topology nor NCCL topology XML")
+
+
+def load_topology(name: str, like: str = "dgx_h100") -> Cluster:
+    """A cluster of the catalogue by name, or from a file, our own or another tool's.
+
+    Args:
+        like: as for `import_topology`
+
+    Raises:
+        TopologyError: there is no such name or file, or the file is wrong.
+    """
+    load_cluster(like)  # an unknown one is an error, also where nothing is taken from it
+    path = Path(name)
+    if name in names() or not path.is_file() or any(word in read_text(path) for word in _OURS):
+        return load_cluster(name)
+    return import_topology(path, like)

@@ -1,0 +1,368 @@
+"""What nccl-tests, RCCL tests and the HCCL tester print: rows of a size and its times, out of place and in place.
+
+Source: nccl-tests `src/common.cu` and `src/util.cu` (columns, units, `size` = larger of send and receive buffer of a
+rank), `doc/PERFORMANCE.md` (bus factors); HCCL performance tester, result description (CANN 8.0).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from nestpipe.base import TraceError
+
+__all__ = [
+    "BUS_FACTORS",
+    "LogRow",
+    "bare",
+    "bus_factor",
+    "collective_name",
+    "infer_collective",
+    "infer_world_size",
+    "parse_text",
+]
+
+# (numerator, weight of 1/n): busbw / algbw = numerator x (n - 1) / n, or 1 where it does not depend on n
+BUS_FACTORS: dict[str, float | None] = {
+    "all_reduce": 2.0,
+    "all_gather": 1.0,
+    "reduce_scatter": 1.0,
+    "all_to_all": 1.0,
+    "gather": 1.0,
+    "scatter": 1.0,
+    "broadcast": None,
+    "reduce": None,
+    "send_recv": None,
+}
+
+_SPELLINGS = (
+    ("all_reduce", r"all[_-]?reduce"),
+    ("all_gather", r"all[_-]?gather"),
+    ("reduce_scatter", r"reduce[_-]?scatter"),
+    ("all_to_all", r"all[_-]?to[_-]?all"),
+    ("send_recv", r"send[_-]?recv"),
+    ("broadcast", r"broadcast|bcast"),
+    ("reduce", r"reduce"),
+    ("gather", r"gather"),
+    ("scatter", r"scatter"),
+)
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$")
+_RANK_LINE = re.compile(r"^#?\s*Rank\s+(\d+)\s+.*\bdevice\b", re.IGNORECASE)
+_AVERAGE = re.compile(r"Avg bus bandwidth\s*:\s*([0-9.eE+-]+)", re.IGNORECASE)
+_START = re.compile(r"Collective test starting:\s*(\S+)", re.IGNORECASE)
+
+
+# ambiguous ones are told apart by the printed bandwidth
+_SIZE_UNITS: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys(("b", "byte", "bytes"), (1,)),
+    **{f"{k}ib": (1024**n,) for n, k in enumerate("kmg", 1)},
+    **{name: (1000**n, 1024**n) for n, k in enumerate("kmg", 1) for name in (f"{k}b", f"{k}bytes")},
+}
+_TIME_UNITS = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
+_BANDWIDTH_UNITS = {"mb/s": 1e-3, "gb/s": 1.0, "gbyte/s": 1.0, "gbytes/s": 1.0, "gbps": 0.125, "gbit/s": 0.125}
+# what mpirun --tag-output, srun --label and terminals put around a line
+_WRAPPING = re.compile(r"\x1b\[[0-9;]*m|^\[\d+,\d+\]<std(?:out|err)>:|^\s*\d+: (?=\s*[\d#])")
+
+
+def bare(line: str) -> str:
+    """A line without what launchers and terminals add to it.
+
+    >>> bare("[1,0]<stdout>:  8  2  float"), bare("0: # size"), bare(" 8 2 float ")
+    ('8  2  float', '# size', '8 2 float')
+    """
+    return _WRAPPING.sub("", line).strip()
+
+
+class LogRow(NamedTuple):
+    """One line of a log and one placement of it; bandwidths in GB/s (10^9) as printed, `None` where not."""
+
+    line: int
+    size_bytes: int
+    dtype: str
+    redop: str
+    time_us: float
+    algbw: str | None
+    busbw: str | None
+    in_place: bool
+    checked: bool
+
+
+class LogHeader(NamedTuple):
+    """What the lines around the rows say, where they do: test program, ranks, average bus bandwidth in bytes/s."""
+
+    test: str | None
+    num_ranks: int | None
+    average_busbw: float | None
+
+
+def bus_factor(collective: str, world_size: int) -> float:
+    """Bus bandwidth over algorithm bandwidth.
+
+    >>> bus_factor("all_reduce", 8), bus_factor("all_to_all", 8), bus_factor("broadcast", 8)
+    (1.75, 0.875, 1.0)
+
+    Source: nccl-tests, doc/PERFORMANCE.md.
+    """
+    weight = BUS_FACTORS.get(collective)
+    return 1.0 if weight is None else weight * (world_size - 1) / world_size
+
+
+def collective_name(text: str) -> str | None:
+    """The collective that a program, column or file name speaks of.
+
+    >>> collective_name("alltoallv_perf"), collective_name("ncclAllReduce"), collective_name("hello")
+    ('all_to_all', 'all_reduce', None)
+    """
+    lowered = text.lower()
+    return next((name for name, pattern in _SPELLINGS if re.search(pattern, lowered)), None)
+
+
+def _is_number(token: str) -> bool:
+    return _NUMBER.match(token) is not None or token.lower() in ("nan", "inf")
+
+
+def _header_shape(line: str) -> tuple[bool, int] | None:
+    """Whether there is a `root` column and how many columns a placement has, if `line` is the column header."""
+    words = re.sub(r"\([^)]*\)", "", line.lstrip("#")).split()
+    if len(words) < 6 or words[0] != "size" or "time" not in words:
+        return None
+    first = words.index("time")
+    rest = words[first + 1 :]
+    width = rest.index("time") + 1 if "time" in rest else len(rest) + 1
+    return "root" in words[:first], width
+
+
+def _row(path: str, number: int, tokens: list[str], has_root: bool, width: int) -> list[LogRow]:
+    size, dtype, rest = int(tokens[0]), tokens[2], tokens[3:]
+    redop = ""
+    if rest and not _is_number(rest[0]) and rest[0] != "N/A":
+        redop, rest = rest[0], rest[1:]
+    if has_root and rest:
+        rest = rest[1:]
+    rows: list[LogRow] = []
+    for placement in range(2):
+        cells = rest[placement * width : placement * width + width]
+        if len(cells) < 3:
+            break
+        if not all(_is_number(cell) for cell in cells[:3]):
+            continue
+        time_us = float(cells[0])
+        if not 0 <= time_us < 1e15 or size >= 2**62:
+            raise TraceError(
+                f"{path}: line {number}: a size of {size} B in {cells[0]} us cannot be; is the line damaged?"
+            )
+        checked = len(cells) > 3 and cells[3] != "N/A"
+        rows.append(LogRow(number, size, dtype, redop, time_us, cells[1], cells[2], placement == 1, checked))
+    if not rows:
+        raise TraceError(
+            f"{path}: line {number}: expected size, count, type, [redop, root], then time, algbw and busbw, "
+            f"got {' '.join(tokens)!r}; is the line cut short?"
+        )
+    return rows
+
+
+class _HcclColumns(NamedTuple):
+    """Where the HCCL tester's header puts what, and in which units."""
+
+    size: int = 0
+    time: int = 1
+    bandwidth: int = 2
+    size_bytes: tuple[int, ...] = (1,)
+    time_us: float = 1.0
+    bandwidth_gb: float = 1.0
+
+
+def _hccl_columns(path: str, number: int, line: str) -> _HcclColumns:
+    """The columns of a header such as `data_size(Bytes): | aveg_time(us): | alg_bandwidth(GB/s): | check_result:`.
+
+    Raises:
+        TraceError: a column is missing, or in a unit that is not known.
+    """
+    cells = [cell.strip() for cell in line.split("|")] if "|" in line else re.findall(r"\S+", line)
+    places: dict[str, tuple[int, str]] = {}
+    for at, cell in enumerate(cells):
+        name, _, unit = cell.rstrip(":").partition("(")
+        for key in ("size", "time", "bandwidth"):
+            if key in name.lower():
+                places[key] = at, unit.rstrip("):").strip().lower()
+    found: list[Any] = []
+    for key, units in (("size", _SIZE_UNITS), ("time", _TIME_UNITS), ("bandwidth", _BANDWIDTH_UNITS)):
+        if key not in places or places[key][1] not in units:
+            got = f"({places[key][1]})" if key in places else "none"
+            raise TraceError(
+                f"{path}: line {number}: expected a column {key} in one of {', '.join(units)}, got {got}; "
+                "convert the column"
+            )
+        found.append(units[places[key][1]])
+    return _HcclColumns(places["size"][0], places["time"][0], places["bandwidth"][0], *found)
+
+
+def _hccl_row(path: str, number: int, cells: list[str], columns: _HcclColumns) -> LogRow | None:
+    """A row of the HCCL tester; `None` where the line is none.
+
+    Raises:
+        TraceError: KB, MB or GB, of which nothing tells whether they are powers of 1000 or of 1024.
+    """
+    if len(cells) < 3 or max(columns[:3]) >= len(cells):
+        return None
+    size, time, bandwidth = (cells[at] for at in columns[:3])
+    if not (_is_number(size) and _is_number(time) and _is_number(bandwidth)):
+        return None
+    time_us, gb = float(time) * columns.time_us, float(bandwidth) * columns.bandwidth_gb
+    if not (0 <= time_us < 1e15 and 0 <= float(size) * columns.size_bytes[-1] < 2**62):
+        raise TraceError(f"{path}: line {number}: a size of {size} in {time} cannot be; is the line damaged?")
+    sizes = [float(size) * unit for unit in columns.size_bytes]
+    if len(sizes) > 1:
+        # the printed bandwidth is size over time in 10^9 bytes, so it says which of the two was meant
+        sizes = [each for each in sizes if time_us and abs(each / (time_us * 1e3) / gb - 1) < 0.01] if gb else []
+    if len(sizes) != 1 or sizes[0] != int(sizes[0]):
+        raise TraceError(
+            f"{path}: line {number}: a size of {size} is no whole number of bytes, or the unit may be powers of 1000 "
+            "or of 1024 and the bandwidth does not tell; give bytes"
+        )
+    shown = bandwidth if columns.bandwidth_gb == 1 else repr(gb)
+    return LogRow(number, int(sizes[0]), "", "", time_us, shown, None, False, cells[-1] == "success")
+
+
+def sections(lines: Iterable[tuple[int, str]]) -> list[list[tuple[int, str]]]:
+    """The lines of each test where one file holds several, one after the other."""
+    found: list[list[tuple[int, str]]] = [[]]
+    has_rows = False
+    for number, line in lines:
+        text = bare(line)
+        if has_rows and (_START.search(text) or text.startswith(("# nThread", "# Using devices"))):
+            found.append([])
+            has_rows = False
+        tokens = text.split()
+        has_rows = has_rows or (len(tokens) > 5 and tokens[0].isdigit() and tokens[1].isdigit())
+        found[-1].append((number, line))
+    return found
+
+
+def parse_text(path: str, lines: Iterable[tuple[int, str]]) -> tuple[LogHeader, list[LogRow]]:
+    """Rows and header of a text log; rows of size 0 are left out, stray lines of libraries and launchers ignored.
+
+    Raises:
+        TraceError: a row that cannot be read.
+    """
+    test: str | None = None
+    ranks: set[int] = set()
+    has_root, width = True, 4
+    hccl: _HcclColumns | None = None
+    average = None
+    rows: list[LogRow] = []
+    for number, line in lines:
+        text = bare(line)
+        if rank := _RANK_LINE.match(text):
+            ranks.add(int(rank[1]))
+        elif found := _AVERAGE.search(text):
+            average = float(found[1]) if _NUMBER.match(found[1]) and float(found[1]) < 1e9 else None
+        elif start := _START.search(text):
+            test = start[1]
+        elif shape := _header_shape(text):
+            has_root, width = shape
+        elif re.search(r"data_size\s*\(", text):
+            hccl = _hccl_columns(path, number, text)
+        elif "|" in text or hccl is not None:
+            cells = [cell.strip() for cell in text.split("|")] if "|" in text else text.split()
+            if row := _hccl_row(path, number, cells, hccl or _HcclColumns()):
+                rows.append(row)
+        else:
+            tokens = text.split()
+            if len(tokens) >= 3 and tokens[0].isdigit() and tokens[1].isdigit() and not _is_number(tokens[2]):
+                rows.extend(_row(path, number, tokens, has_root, width))
+    header = LogHeader(test, max(ranks) + 1 if ranks else None, None if average is None else round(average * 1e9))
+    return header, [row for row in rows if row.size_bytes > 0]
+
+
+def _printed_range(text: str) -> tuple[float, float]:
+    decimals = len(text.split(".")[1]) if "." in text and "e" not in text.lower() else 0
+    half = 0.5 * 10.0**-decimals
+    return float(text) - half, float(text) + half
+
+
+def factor_range(rows: Iterable[LogRow]) -> tuple[float, float] | None:
+    """Between what busbw / algbw must lie for all rows, given that both were rounded when printed."""
+    low, high, seen = 0.0, 2.0, False
+    for row in rows:
+        if row.algbw is None or row.busbw is None or not float(row.algbw) >= 5 or not math.isfinite(float(row.algbw)):
+            continue
+        (alg_low, alg_high), (bus_low, bus_high) = _printed_range(row.algbw), _printed_range(row.busbw)
+        low, high, seen = max(low, bus_low / alg_high), min(high, bus_high / alg_low), True
+    return (low, high) if seen and low <= high else None
+
+
+_NAME_IT = "name it in the file's name, such as all_gather.log (in Python: collective=)"
+
+
+def infer_collective(path: str, header: LogHeader, rows: list[LogRow], hint: str) -> str:
+    """Which collective a log measured: what it says, else what its bandwidths allow and the file name (`hint`) picks.
+
+    Raises:
+        TraceError: several are possible and nothing tells them apart.
+    """
+    if header.test and (named := collective_name(header.test)):
+        return named
+    named = collective_name(hint)
+    bounds = factor_range(rows)
+    if bounds is None:
+        if named:
+            return named
+        raise TraceError(f"{path}: the log does not say which collective it measured; {_NAME_IT}")
+    reduces = any(row.redop not in ("", "none") for row in rows)
+    names: tuple[str, ...]
+    if reduces:
+        names = ("all_reduce", "reduce_scatter", "reduce", "send_recv")
+    else:
+        names = ("all_to_all", "all_gather", "gather", "scatter", "broadcast", "send_recv")
+    possible = [name for name in names if _allows(name, bounds)]
+    if named in possible:
+        return named
+    if possible[:2] == ["all_to_all", "all_gather"] and not any(row.checked for row in rows if row.in_place):
+        return "all_to_all"  # nccl-tests has no in-place check for it and for no other of these
+    if len(possible) == 1:
+        return possible[0]
+    choices = ", ".join(possible) or "none of those known"
+    raise TraceError(f"{path}: busbw/algbw allows {choices}; {_NAME_IT}")
+
+
+def _allows(name: str, bounds: tuple[float, float]) -> bool:
+    low, high = bounds
+    weight = BUS_FACTORS[name]
+    if weight is None:
+        return low <= 1 <= high
+    # a group has at least two ranks, so the factor lies between weight / 2 and weight
+    return high >= weight / 2 and low < weight
+
+
+def infer_world_size(path: str, collective: str, header: LogHeader, rows: list[LogRow], hint: str) -> tuple[int, str]:
+    """Ranks that took part, and how that is known: printed, by the file's name, or from busbw/algbw.
+
+    The factor that the program itself applied outranks what a header or a name claims.
+
+    Raises:
+        TraceError: nothing says it.
+    """
+    claims = [(header.num_ranks, "printed")] if header.num_ranks else []
+    claims += [
+        (int(number), "file name") for number in re.findall(r"(?<![a-z])(\d+)(?=[_-]?(?:gpu|npu|rank|device))", hint)
+    ]
+    claims += [(int(number), "file name") for number in re.findall(r"[a-z]\d+x(\d+)(?![0-9])", hint)]
+    claims = [(number, how) for number, how in claims if number and number >= 2]
+    bounds, weight = factor_range(rows), BUS_FACTORS[collective]
+    if bounds is None or weight is None:
+        if claims:
+            number, how = claims[0]
+            return int(number), how
+        raise TraceError(f"{path}: the log does not say how many ranks took part; pass world_size=")
+    low = max(2, math.ceil(weight / (weight - min(bounds[0], weight * (1 - 1e-9))) - 1e-9))
+    high = math.floor(weight / (weight - bounds[1]) + 1e-9) if bounds[1] < weight else math.inf
+    for number, how in claims:
+        if number and low <= number <= high:
+            return number, how
+    if low > high:
+        raise TraceError(f"{path}: no number of ranks gives the printed busbw/algbw for {collective}; pass world_size=")
+    powers = [2**k for k in range(1, 24) if low <= 2**k <= high]
+    return (powers[0] if powers else low), "inferred from busbw/algbw"
