@@ -13,7 +13,8 @@ import signal
 import socket
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext
 from types import TracebackType
@@ -22,18 +23,24 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from executor.runtime import World, join_world
 from nestpipe.base import ExecutorError
 
-__all__ = ["RankPool", "die_with_parent", "free_port", "rank_context"]
+__all__ = ["RankPool", "die_with_parent", "rank_context", "reserved_port"]
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _PR_SET_PDEATHSIG = 1
 
 
-def free_port() -> int:
-    """A TCP port of the loopback address that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+@contextmanager
+def reserved_port() -> Iterator[int]:
+    """A TCP port that nobody else is given inside the `with` block, yet that a rank's store can listen on.
+
+    The kernel does not hand out a port that a socket is bound to, while a server with SO_REUSEADDR, as the store is,
+    may listen on it as long as the socket that holds it does not.
+    """
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
 
 
 def rank_context() -> ForkServerContext:
@@ -58,7 +65,8 @@ class RankPool:
 
     def __init__(self, world_size: int, *, timeout_s: float = 300.0) -> None:
         context = rank_context()
-        port = free_port()
+        self._resources = ExitStack()
+        port = self._resources.enter_context(reserved_port())
         self.world_size, self.timeout_s, self.closed = world_size, timeout_s, False
         self._pipes: list[Connection] = []
         self._processes = []
@@ -112,6 +120,7 @@ class RankPool:
             process.join()
         for pipe in self._pipes:
             pipe.close()
+        self._resources.close()
 
     def __enter__(self) -> RankPool:
         return self

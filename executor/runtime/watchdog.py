@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NoReturn
@@ -28,6 +29,7 @@ from nestpipe.ir import COLLECTIVES, Op, op_name
 __all__ = ["RankState", "Watchdog", "diagnose"]
 
 _POLL_S = 0.2
+_LINGER_S = 3.0
 _FAILURE = "watchdog/failure"
 
 
@@ -144,7 +146,8 @@ class Watchdog:
         self._thread = threading.Thread(target=self._loop, name="watchdog", daemon=True)
 
     def start(self) -> None:
-        """Begin to watch."""
+        """Begin to watch; the other ranks know of this one from now on."""
+        self._publish(0)
         self._thread.start()
 
     def stop(self) -> None:
@@ -172,6 +175,7 @@ class Watchdog:
                 message += f"\n  {self._who_is_silent(runtime)}" if cause is None else f"\n  because {cause}"
             self._announce(message, code)
             print(message, file=sys.stderr, flush=True)
+            self._linger()
             self._exit(code)
 
     def _announce(self, message: str, code: int) -> None:
@@ -179,6 +183,17 @@ class Watchdog:
             self._store.compare_set(self._key(_FAILURE), "", f"{self.world.rank}|{code}|{message}")
         except RuntimeError:
             print(f"rank {self.world.rank}: the store of rank 0 is gone as well", file=sys.stderr)
+
+    def _linger(self) -> None:
+        """Rank 0 holds the store: let the others read the failure, or fail themselves, before it goes."""
+        others = range(1, self.world.world_size)
+        deadline = time.monotonic() + _LINGER_S
+        with suppress(RuntimeError):
+            self._store.set(self._key(f"watchdog/ended/{self.world.rank}"), "")
+            while self.world.rank == 0 and others and time.monotonic() < deadline:
+                if self._store.check([self._key(f"watchdog/ended/{rank}") for rank in others]):
+                    return
+                time.sleep(_POLL_S / 4)
 
     def _who_is_silent(self, runtime: Runtime) -> str:
         deadline = time.monotonic() + 5 * _POLL_S
@@ -194,6 +209,9 @@ class Watchdog:
     def _key(self, name: str) -> str:
         return f"{self._prefix}/{name}"
 
+    def _publish(self, beat: int) -> None:
+        self._store.set(self._key(f"watchdog/{self.world.rank}"), _state_of(self._runtime, beat).text())
+
     def _loop(self) -> None:
         beat, seen, since = 0, -1, time.monotonic()
         while not self._ended.wait(_POLL_S):
@@ -201,7 +219,7 @@ class Watchdog:
             beat += 1
             runtime = self._runtime
             try:
-                self._store.set(self._key(f"watchdog/{self.world.rank}"), _state_of(runtime, beat).text())
+                self._publish(beat)
                 self._obey()
                 finished = -1 if runtime is None else sum(lane.finished for lane in runtime.lanes)
                 busy = runtime is not None and any(lane.current is not None for lane in runtime.lanes)
@@ -224,6 +242,7 @@ class Watchdog:
             cause, code = failure
             with self._lock:
                 print(f"rank {self.world.rank}: stopping because {cause}", file=sys.stderr, flush=True)
+                self._linger()
                 self._exit(code)
 
     def _failure(self) -> tuple[str, int] | None:

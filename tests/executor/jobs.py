@@ -9,14 +9,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
+from multiprocessing.connection import Connection
 
 import torch
 from torch import Tensor, nn
 
-from executor.app.pool import RankPool, die_with_parent, free_port, rank_context
+from executor.app.pool import RankPool, die_with_parent, rank_context, reserved_port
 from executor.data.batch import Feature, MicroBatch
 from executor.data.sources import SyntheticSource
 from executor.data.tables import TableSpec
@@ -41,7 +42,7 @@ def pool(world_size: int) -> RankPool:
     """A pool that all tests of this process share; a new one if a job has broken the last."""
     ranks = _pools().get(world_size)
     if ranks is None or ranks.closed:
-        ranks = _pools()[world_size] = RankPool(world_size, timeout_s=120)
+        ranks = _pools()[world_size] = RankPool(world_size, timeout_s=600)
     return ranks
 
 
@@ -203,52 +204,93 @@ class RankEnd:
 
 
 def run_ranks(
-    directory: Path,
     arguments: Sequence[str],
     *,
     world_size: int = 2,
     fault: tuple[Fault, int, OpKind, int] | None = None,
     port: int | None = None,
-    timeout_s: float = 60.0,
+    timeout_s: float = 240.0,
     only: Sequence[int] | None = None,
     before: Callable[[], None] | None = None,
 ) -> list[RankEnd]:
-    """Run the executor's command line on forked ranks and wait for all; those left after the timeout are killed."""
-    context, port = rank_context(), free_port() if port is None else port
-    ranks = range(world_size) if only is None else only
-    processes = [
-        context.Process(target=_command_line, args=(rank, world_size, port, directory, list(arguments), fault, before))
-        for rank in ranks
-    ]
-    for process in processes:
-        process.start()
-    deadline = time.monotonic() + timeout_s
-    for process in processes:
-        process.join(max(deadline - time.monotonic(), 0))
-    ends = []
-    for rank, process in zip(ranks, processes, strict=True):
-        code = process.exitcode
-        if code is None:
-            process.kill()
-            process.join()
-        texts = [(directory / f"{name}-{rank}").read_text() for name in ("stdout", "stderr")]
-        ends.append(RankEnd(code, *texts))
-        process.close()
-    return ends
+    """Run the executor's command line on forked ranks and wait for all; those left after the timeout are killed.
+
+    Args:
+        arguments: of the command line, the same on every rank.
+        world_size: number of ranks.
+        fault: what happens, on which rank, before which op of which batch.
+        port: where they meet; a free one if not given.
+        timeout_s: of all of them.
+        only: the ranks to start; all if not given.
+        before: called on each rank before the command line.
+    """
+    context, ranks = rank_context(), range(world_size) if only is None else only
+    with ExitStack() as stack:
+        port = stack.enter_context(reserved_port()) if port is None else port
+        outputs, processes = [], []
+        for rank in ranks:
+            # not files: a limit on the size of files must not cut what a rank says about it
+            pipes = [context.Pipe(duplex=False) for _ in range(2)]
+            writers = tuple(writer for _, writer in pipes)
+            process = context.Process(
+                target=_command_line, args=(rank, world_size, port, writers, list(arguments), fault, before)
+            )
+            process.start()
+            processes.append(process)
+            for writer in writers:
+                writer.close()
+            outputs.append([stack.enter_context(_Output(reader)) for reader, _ in pipes])
+        deadline = time.monotonic() + timeout_s
+        for process in processes:
+            process.join(max(deadline - time.monotonic(), 0))
+        ends = []
+        for process, texts in zip(processes, outputs, strict=True):
+            code = process.exitcode
+            if code is None:
+                process.kill()
+                process.join()
+            ends.append(RankEnd(code, *(each.text() for each in texts)))
+            process.close()
+        return ends
+
+
+class _Output:
+    """Reads what a rank writes while it runs, so that it never waits for a reader."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe, self._parts = pipe, list[bytes]()
+        self._thread = threading.Thread(target=self._read, daemon=True)
+
+    def _read(self) -> None:
+        while part := os.read(self._pipe.fileno(), 1 << 16):
+            self._parts.append(part)
+
+    def text(self) -> str:
+        """Everything, once the rank has ended."""
+        self._thread.join()
+        return b"".join(self._parts).decode()
+
+    def __enter__(self) -> _Output:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pipe.close()
 
 
 def _command_line(
     rank: int,
     world_size: int,
     port: int,
-    directory: Path,
+    outputs: tuple[Connection, Connection],
     arguments: list[str],
     fault: tuple[Fault, int, OpKind, int] | None,
     before: Callable[[], None] | None,
 ) -> None:
     die_with_parent()
-    for name, number in (("stdout", 1), ("stderr", 2)):
-        os.dup2(os.open(directory / f"{name}-{rank}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC), number)
+    for number, output in enumerate(outputs, start=1):
+        os.dup2(output.fileno(), number)
+        output.close()
     for name in ("stdout", "stderr"):
         getattr(sys, name).flush()
     sys.stdout = os.fdopen(1, "w", closefd=False)

@@ -13,7 +13,6 @@ from executor.runtime.lanes import Cost, Runtime
 from executor.runtime.recorder import gather_timeline
 from executor.runtime.world import World, join_world
 from nestpipe.ir.model import Op, OpKind, Program, Resource, Stream
-from tests.executor.jobs import free_port
 
 pytestmark = [
     pytest.mark.gpu,
@@ -25,7 +24,6 @@ pytestmark = [
 def world() -> World:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
-    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     return join_world(device="cuda")
 
 

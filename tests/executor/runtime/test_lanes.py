@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Mapping
 
 import pytest
@@ -82,8 +81,9 @@ def test_in_real_time_every_op_lets_other_threads_go_first(policy: str, monkeypa
 
 
 _REUSE = """
-import resource, sys, threading
+import ctypes, resource, sys, threading
 import torch
+ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: with huge pages there is one fault where 512 are counted
 from executor.runtime.malloc import keep_freed_memory
 if sys.argv[1] == "keep":
     keep_freed_memory()
@@ -118,11 +118,12 @@ def test_what_one_lane_frees_another_gets_without_page_faults() -> None:
 
 
 def test_a_failure_ends_the_run_while_another_lane_hangs() -> None:
-    released = threading.Event()
+    released, came_back = threading.Event(), []
 
     def hang(op: Op) -> Cost:
         if op.batch == 2:
-            released.wait(20)
+            released.wait(60)
+            came_back.append(op)
         return Cost()
 
     def fail(op: Op) -> Cost:
@@ -130,13 +131,12 @@ def test_a_failure_ends_the_run_while_another_lane_hangs() -> None:
             raise ValueError("first line\nsecond line")
         return Cost()
 
-    start = time.monotonic()
     with pytest.raises(
         RunError, match=r"rank 0: dedup 2 \(batch 2\) on stream dedup failed: ValueError: first line\n"
     ) as info:
         run(fork(5), {OpKind.LOOKUP: hang, OpKind.DEDUP: fail})
+    assert not came_back, "the failure must not wait for the lane that hangs"
     released.set()
-    assert time.monotonic() - start < 15
     assert "  > dedup               2" in str(info.value)
     assert "    dedup               3" in str(info.value)
     assert "second line" not in str(info.value)

@@ -22,6 +22,7 @@ from nestpipe.base.errors import ExecutorError, ScheduleError
 from nestpipe.ir.model import Buffer, Data, Op, OpKind, Place, Resource
 from nestpipe.schedules import load
 from tests.executor.jobs import (
+    Hold,
     Probe,
     change_op,
     hung,
@@ -41,8 +42,8 @@ GUARDED = [*SMALL, "--micro-batches", "2", "--timeout-s", "6"]
 # -- ranks that fail ---------------------------------------------------------------------------------------------------
 
 
-def test_a_killed_rank_ends_the_others_and_is_named(tmp_path: Path) -> None:
-    ends = run_ranks(tmp_path, GUARDED, fault=(killed, 1, OpKind.BACKWARD, 2), timeout_s=30)
+def test_a_killed_rank_ends_the_others_and_is_named() -> None:
+    ends = run_ranks(GUARDED, fault=(killed, 1, OpKind.BACKWARD, 2))
     assert ends[1].code == -9
     assert ends[0].code == 1
     failed = r"rank 0: all_\S+ 2\S* \(batch 2.*\) on stream \w+, group world failed: RuntimeError: .*Connection"
@@ -51,8 +52,8 @@ def test_a_killed_rank_ends_the_others_and_is_named(tmp_path: Path) -> None:
     assert ends[0].stdout == ""
 
 
-def test_a_hung_rank_is_named_with_what_the_others_wait_for(tmp_path: Path) -> None:
-    ends = run_ranks(tmp_path, GUARDED, fault=(hung, 1, OpKind.FORWARD, 1), timeout_s=30)
+def test_a_hung_rank_is_named_with_what_the_others_wait_for() -> None:
+    ends = run_ranks(GUARDED, fault=(hung, 1, OpKind.FORWARD, 1))
     assert [end.code for end in ends] == [1, 1]
     everything = ends[0].stderr + ends[1].stderr
     assert "no progress for 6 s" in everything
@@ -62,34 +63,34 @@ def test_a_hung_rank_is_named_with_what_the_others_wait_for(tmp_path: Path) -> N
     assert re.search(r"stream comm, group world of ranks 0, 1, waits for rank 1|rank 1 failed", ends[0].stderr)
 
 
-def test_a_raising_rank_ends_the_others_with_its_message(tmp_path: Path) -> None:
-    ends = run_ranks(tmp_path, GUARDED, fault=(raising, 1, OpKind.LOOKUP, 1), timeout_s=30)
+def test_a_raising_rank_ends_the_others_with_its_message() -> None:
+    ends = run_ranks(GUARDED, fault=(raising, 1, OpKind.LOOKUP, 1))
     assert [end.code for end in ends] == [1, 1]
     assert "rank 1: lookup 1 (batch 1) on stream host failed: ValueError: a bug in lookup" in ends[1].stderr
     assert "> lookup" in ends[1].stderr
     assert "a bug in lookup" in ends[0].stderr
 
 
-def test_a_slow_rank_only_makes_everybody_slow(tmp_path: Path) -> None:
-    ends = run_ranks(tmp_path, [*GUARDED, "--timeout-s", "20"], fault=(slow, 1, OpKind.FORWARD, 1), timeout_s=60)
+def test_a_slow_rank_only_makes_everybody_slow() -> None:
+    ends = run_ranks([*GUARDED, "--timeout-s", "20"], fault=(slow, 1, OpKind.FORWARD, 1))
     assert [end.code for end in ends] == [0, 0]
     assert ends[0].stdout.count("\n") == 1
     assert ends[1].stdout == ""
 
 
-def test_a_port_in_use_is_bad_input_that_names_the_port(tmp_path: Path) -> None:
+def test_a_port_in_use_is_bad_input_that_names_the_port() -> None:
     with socket.socket() as taken:
         taken.bind(("0.0.0.0", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        ends = run_ranks(tmp_path, [*SMALL, "--rendezvous-s", "3"], port=port, timeout_s=30)
+        ends = run_ranks([*SMALL, "--rendezvous-s", "3"], port=port)
     assert [end.code for end in ends] == [2, 2]
     assert f"port {port} on 127.0.0.1 is in use; set MASTER_PORT to a free port" in ends[0].stderr
     assert "could not meet the others" in ends[1].stderr
 
 
-def test_a_rank_that_never_starts_ends_the_wait(tmp_path: Path) -> None:
-    ends = run_ranks(tmp_path, [*SMALL, "--rendezvous-s", "2"], only=[0], timeout_s=30)
+def test_a_rank_that_never_starts_ends_the_wait() -> None:
+    ends = run_ranks([*SMALL, "--rendezvous-s", "2"], only=[0])
     assert ends[0].code == 2
     assert "rank 0 of 2 could not meet the others at 127.0.0.1" in ends[0].stderr
 
@@ -101,7 +102,7 @@ def _no_file_over_2_kib() -> None:
 def test_a_full_disk_at_a_checkpoint_ends_every_rank_and_leaves_nothing(tmp_path: Path) -> None:
     directory = tmp_path / "checkpoints"
     arguments = [*SMALL, "--num-rows", "4000", "--checkpoint", str(directory)]
-    ends = run_ranks(tmp_path, arguments, before=_no_file_over_2_kib, timeout_s=30)
+    ends = run_ranks(arguments, before=_no_file_over_2_kib)
     assert [end.code for end in ends] == [1, 1]
     for end in ends:
         assert "checkpoint at batch 4 failed on rank 0: File too large; rank 1: File too large" in end.stderr
@@ -111,7 +112,7 @@ def test_a_full_disk_at_a_checkpoint_ends_every_rank_and_leaves_nothing(tmp_path
 
 def test_tables_that_do_not_fit_the_disk_are_bad_input(tmp_path: Path) -> None:
     arguments = [*SMALL, "--num-rows", "4000", "--storage", str(tmp_path / "tables")]
-    (end,) = run_ranks(tmp_path, arguments, before=_no_file_over_2_kib, world_size=1, timeout_s=30)
+    (end,) = run_ranks(arguments, before=_no_file_over_2_kib, world_size=1)
     assert end.code == 2
     assert "cannot map 125.00 KiB there: [Errno 27] File too large; choose another --storage" in end.stderr
 
@@ -216,7 +217,9 @@ def _access(data: Data, batch: int) -> object:
 def _debug_run(world: World) -> str:
     loop = change_op(load("dbp"), OpKind.COPY_H2D, lambda op: without_wait(op, OpKind.BACKWARD))
     loop = replace(loop, buffers=tuple(replace(b, slots=1) if b.data == Data.BATCH else b for b in loop.buffers))
-    trainer = Trainer(world, loop, Probe(), probe_source(), Settings(debug=True))
+    # forward of a batch starts once the next batch has been copied over it, however fast each is
+    hold = Hold(OpKind.FORWARD, OpKind.COPY_H2D, 1)
+    trainer = Trainer(world, loop, Probe(), probe_source(), Settings(debug=True), wraps=(hold.wrap,))
     try:
         trainer.run(4)
     except ExecutorError as error:

@@ -88,7 +88,7 @@ def test_links_carry_the_rate_they_are_shaped_to_both_ways_at_once() -> None:
 def test_ranks_see_only_their_own_network() -> None:
     script = "import socket; print(sorted(name for _, name in socket.if_nameindex()), open('/proc/net/route').read())"
     with testbed.temporary([100 * MBIT] * 2) as bed:
-        first = launch(bed, [sys.executable, "-c", script], timeout_s=30)[0]
+        first = launch(bed, [sys.executable, "-c", script], timeout_s=120)[0]
     names, _, routes = first.stdout.partition("]")
     assert names == "['eth0', 'lo'"
     # one route, to the testbed's own addresses, and no default route
@@ -132,7 +132,7 @@ def test_what_a_killed_owner_left_is_removed_by_the_next_one() -> None:
     owner.send_signal(signal.SIGKILL)
     owner.wait()
     owner.stdout.close()
-    assert name in testbed.remove_stale()
+    testbed.remove_stale()  # unless another process that makes a testbed has been first
     assert name not in testbed.existing()
 
 
@@ -156,7 +156,7 @@ def test_an_owner_that_is_asked_to_end_leaves_nothing_behind(number: signal.Sign
     name = owner.stdout.readline().strip()
     assert len(testbed.existing()[name]) == 3
     owner.send_signal(number)
-    _, errors = owner.communicate(timeout=30)
+    _, errors = owner.communicate(timeout=120)
     assert owner.returncode == code
     assert name not in testbed.existing()
     word = "terminated" if number == signal.SIGTERM else "interrupted"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import socket
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -458,11 +457,10 @@ def test_a_damaged_history_is_refused_before_anything_runs(tmp_path: Path, conte
 
 def _torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     """What torchrun would set for a world of one rank."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
-        monkeypatch.setenv(name, str(value))
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
 
 
 def test_under_torchrun_the_rate_of_the_links_must_be_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
