@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from nestpipe.ir.model import ALL, COLLECTIVES, Loop, MicroBlock, Op, OpKind, OpRef, Resource, Stream
+from nestpipe.ir import ALL, COLLECTIVES, Loop, MicroBlock, Op, OpKind, OpRef, Resource, Stream
 
 _LOCAL = sorted(set(OpKind) - COLLECTIVES)
 _COLLECTIVE = sorted(COLLECTIVES)

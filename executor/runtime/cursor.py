@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from nestpipe.base import ScheduleError
 from nestpipe.checks import instance_of
-from nestpipe.ir import Data, Op, OpRef, Program, Resource, op_name
+from nestpipe.ir import Data, Op, Program, Resource, op_name, program_graph
 
 __all__ = ["LanePlan", "Plan", "Task", "make_plan", "touched", "uses_of"]
 
@@ -51,27 +51,20 @@ class Plan:
 def make_plan(program: Program) -> Plan:
     """Resolve every wait of the program to a lane and a number of finished ops.
 
-    Waits for earlier ops of the same stream are dropped (a stream is in order), and of several waits for one stream
-    only the last is kept.
+    Only waits that the order of streams does not already imply are kept; see `ProgramGraph.waits`.
 
     Raises:
         ScheduleError: if an op appears twice, a wait names no op, or an op waits for a later one of its own stream.
 
-    >>> from nestpipe.ir.model import unroll
+    >>> from nestpipe.ir import unroll
     >>> from nestpipe.schedules import load
     >>> plan = make_plan(unroll(load("sync"), 1))
     >>> [task.op.kind.value for task in plan.lanes[-1].tasks]
     ['dedup', 'forward', 'backward', 'update']
     """
-    where: dict[OpRef, tuple[int, int]] = {}
-    for lane, stream in enumerate(program.streams):
-        for position, op in enumerate(stream.ops):
-            if where.setdefault(op.ref, (lane, position)) != (lane, position):
-                raise ScheduleError(f"{program.name}: {op_name(op)} appears twice; an op runs once per batch")
-    waits = [
-        [_waits(program, where, op, (lane, position)) for position, op in enumerate(stream.ops)]
-        for lane, stream in enumerate(program.streams)
-    ]
+    place = [(lane, position) for lane, stream in enumerate(program.streams) for position in range(len(stream.body))]
+    of_op = iter([_counts(program, place, i, waited) for i, waited in enumerate(program_graph(program).waits())])
+    waits = [[next(of_op) for _ in stream.body] for stream in program.streams]
     wakes: dict[tuple[int, int], list[int]] = defaultdict(list)
     for lane, counts in enumerate(waits):
         for wait in set(itertools.chain.from_iterable(counts)):
@@ -90,24 +83,18 @@ def make_plan(program: Program) -> Plan:
     return Plan(program=program, lanes=lanes)
 
 
-def _waits(
-    program: Program, where: Mapping[OpRef, tuple[int, int]], op: Op, place: tuple[int, int]
+def _counts(
+    program: Program, place: Sequence[tuple[int, int]], i: int, waited: Sequence[int]
 ) -> tuple[tuple[int, int], ...]:
-    """What an op, the one at `place`, waits for on other lanes, as pairs (lane, number of finished ops)."""
-    lane, position = place
-    counts: dict[int, int] = {}
-    for ref in op.after:
-        if ref not in where:
-            raise ScheduleError(f"{program.name}: {op_name(op)} waits for {op_name(ref)}, which no stream runs")
-        other, at = where[ref]
-        if other == lane and at >= position:
+    """What op number `i` waits for, as pairs (lane, number of finished ops)."""
+    lane, _ = place[i]
+    for other in waited:
+        if place[other][0] == lane:
             raise ScheduleError(
-                f"{program.name}: {op_name(op)} waits for {op_name(ref)}, which its own stream "
-                f"{program.streams[lane].name} runs later; swap them or drop the wait"
+                f"{program.name}: {op_name(program.ops[i])} waits for {op_name(program.ops[other])}, which its own "
+                f"stream {program.streams[lane].name} runs later; swap them or drop the wait"
             )
-        if other != lane:
-            counts[other] = max(counts.get(other, 0), at + 1)
-    return tuple(sorted(counts.items()))
+    return tuple(sorted((place[other][0], place[other][1] + 1) for other in waited))
 
 
 def uses_of(program: Program) -> Mapping[tuple[Data, int], int]:

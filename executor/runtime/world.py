@@ -23,7 +23,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from executor.runtime.duplex import all_to_all_duplex
 from executor.runtime.malloc import keep_freed_memory
 from nestpipe.base import ExecutorError, unknown_name
-from nestpipe.ir import Op, OpKind, Resource, op_name
+from nestpipe.ir import Op, OpKind, Resource, group_of, group_ranks, op_name
 
 __all__ = ["Communicator", "World", "join_world", "partition_of"]
 
@@ -131,13 +131,10 @@ def partition_of(resource: Resource, world_size: int, domain_size: int) -> tuple
     >>> partition_of(Resource.DOMAIN, 4, 2), partition_of(Resource.REPLICA, 4, 2)
     (((0, 1), (2, 3)), ((0, 2), (1, 3)))
     """
-    if resource == Resource.WORLD:
-        return (tuple(range(world_size)),)
-    if domain_size < 1 or world_size % domain_size:
+    if resource is not Resource.WORLD and (domain_size < 1 or world_size % domain_size):
         raise ExecutorError(f"domain_size must divide the world size {world_size}, got {domain_size}")
-    if resource == Resource.DOMAIN:
-        return tuple(tuple(range(first, first + domain_size)) for first in range(0, world_size, domain_size))
-    return tuple(tuple(range(shard, world_size, domain_size)) for shard in range(domain_size))
+    groups = dict.fromkeys(group_of(resource, rank, domain_size) for rank in range(world_size))
+    return tuple(tuple(group_ranks(resource, group, world_size, domain_size)) for group in groups)
 
 
 @dataclass(slots=True)

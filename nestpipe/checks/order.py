@@ -13,11 +13,10 @@ always a run in which both are in progress at the same time: start everything th
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 from dataclasses import dataclass
 
-from nestpipe.ir import Op, OpRef, Program, op_name
+from nestpipe.ir import Op, OpRef, Program, op_name, program_graph
 
 __all__ = ["Order", "Stuck", "StuckStream", "order_of", "why_stuck"]
 
@@ -82,34 +81,21 @@ def order_of(program: Program) -> Order | Stuck:
 
     `sequence` is one possible run, in which each op is taken as early as its step allows, so that it reads naturally.
     """
-    ops = program.ops
-    streams = tuple(stream.name for stream in program.streams for _ in stream.ops)
-    index = {op.ref: i for i, op in enumerate(ops)}
-    preceding = tuple(
-        ((i - 1,) if i and streams[i - 1] == streams[i] else ()) + tuple(index[ref] for ref in op.after)
-        for i, op in enumerate(ops)
-    )
-    following: list[list[int]] = [[] for _ in ops]
-    for i, earlier in enumerate(preceding):
-        for op in earlier:
-            following[op].append(i)
-    waiting = [len(earlier) for earlier in preceding]
-    ready = [(ops[i].step, i) for i, count in enumerate(waiting) if not count]
-    heapq.heapify(ready)
-    sequence: list[int] = []
-    ancestors = [0] * len(ops)
-    while ready:
-        _, op = heapq.heappop(ready)
-        sequence.append(op)
-        for before in preceding[op]:
+    graph = program_graph(program)
+    sequence = graph.run()
+    if len(sequence) < len(graph.ops):
+        return _stuck(program, {graph.ops[i].ref for i in sequence})
+    ancestors = [0] * len(graph.ops)
+    for op in sequence:
+        for before in graph.preceding[op]:
             ancestors[op] |= ancestors[before] | 1 << before
-        for later in following[op]:
-            waiting[later] -= 1
-            if not waiting[later]:
-                heapq.heappush(ready, (ops[later].step, later))
-    if len(sequence) < len(ops):
-        return _stuck(program, {ops[i].ref for i in sequence})
-    return Order(ops=ops, streams=streams, sequence=tuple(sequence), preceding=preceding, ancestors=tuple(ancestors))
+    return Order(
+        ops=graph.ops,
+        streams=tuple(program.streams[number].name for number in graph.streams),
+        sequence=sequence,
+        preceding=graph.preceding,
+        ancestors=tuple(ancestors),
+    )
 
 
 def why_stuck(program: Program, done: set[OpRef], op: Op) -> str:

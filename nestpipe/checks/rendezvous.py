@@ -8,31 +8,13 @@ way they get stuck on every run. Source: confluence of marked graphs (Commoner, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from nestpipe.base import ScheduleError
 from nestpipe.checks.order import Stuck, StuckStream, why_stuck
-from nestpipe.ir import COLLECTIVES, Op, OpRef, Program, Resource, Stream, op_name
+from nestpipe.ir import COLLECTIVES, Op, OpRef, Program, Stream, group_of, group_ranks, op_name
 
-__all__ = ["groups_of", "run_together"]
-
-
-def groups_of(ranks: Sequence[int], domain_size: int | None) -> dict[Resource, dict[int, tuple[int, ...]]]:
-    """For each kind of group the ranks that a rank meets in it.
-
-    >>> groups_of(range(4), 2)[Resource.REPLICA][1]
-    (1, 3)
-    """
-    size = domain_size or len(ranks)
-    keys: dict[Resource, Callable[[int], int]] = {
-        Resource.WORLD: lambda _: 0,
-        Resource.DOMAIN: lambda rank: rank // size,
-        Resource.REPLICA: lambda rank: rank % size,
-    }
-    return {
-        resource: {rank: tuple(other for other in ranks if key(other) == key(rank)) for rank in ranks}
-        for resource, key in keys.items()
-    }
+__all__ = ["run_together"]
 
 
 def run_together(programs: Sequence[Program], domain_size: int | None = None) -> Stuck | None:
@@ -44,7 +26,7 @@ def run_together(programs: Sequence[Program], domain_size: int | None = None) ->
     by_rank = _by_rank(programs)
     if domain_size is not None and (domain_size < 1 or len(by_rank) % domain_size):
         raise ScheduleError(f"domain_size must divide the number of ranks, {len(by_rank)}, got {domain_size}")
-    run = _Run(by_rank, groups_of(sorted(by_rank), domain_size))
+    run = _Run(by_rank, domain_size or len(by_rank))
     while run.advance():
         pass
     return run.stuck()
@@ -68,8 +50,8 @@ def _by_rank(programs: Sequence[Program]) -> dict[int, Program]:
 class _Run:
     """The state of all ranks: what is done, and how far each stream has come."""
 
-    def __init__(self, by_rank: dict[int, Program], groups: dict[Resource, dict[int, tuple[int, ...]]]) -> None:
-        self.by_rank, self.groups = by_rank, groups
+    def __init__(self, by_rank: dict[int, Program], domain_size: int) -> None:
+        self.by_rank, self.domain_size = by_rank, domain_size
         self.done: dict[int, set[OpRef]] = {rank: set() for rank in by_rank}
         self.at = {(rank, stream.name): 0 for rank, program in by_rank.items() for stream in program.streams}
         self.streams = {(rank, s.name): s for rank, program in by_rank.items() for s in program.streams}
@@ -105,8 +87,12 @@ class _Run:
         other = self.started(rank, stream)
         return other is not None and other.ref == op.ref
 
-    def peers(self, rank: int, stream: Stream, op: Op) -> tuple[int, ...]:
-        return self.groups[stream.resource][rank] if op.kind in COLLECTIVES else (rank,)
+    def peers(self, rank: int, stream: Stream, op: Op) -> Sequence[int]:
+        """The ranks that an op has to meet: its group for a collective, else the rank alone."""
+        if op.kind not in COLLECTIVES:
+            return (rank,)
+        group = group_of(stream.resource, rank, self.domain_size)
+        return group_ranks(stream.resource, group, len(self.by_rank), self.domain_size)
 
     def stuck(self) -> Stuck | None:
         heads = []

@@ -1,5 +1,10 @@
-"""The schedule IR: loops and programs, op kinds, and their text form."""
+"""The schedule IR: loops and programs, op kinds, who waits for whom, and the text form.
 
+Read `model` (what a schedule is), `unroll` (from loop to program), `graph` (who waits for whom) and `text` (how it is
+written down), in this order.
+"""
+
+from nestpipe.ir.graph import Edge, LoopGraph, ProgramGraph, group_of, group_ranks, loop_graph, program_graph
 from nestpipe.ir.model import (
     ALL,
     ALL_TO_ALLS,
@@ -22,11 +27,12 @@ from nestpipe.ir.model import (
     Program,
     Resource,
     Stream,
+    map_ops,
     op_name,
-    unroll,
     with_micro_batches,
 )
 from nestpipe.ir.text import parse, parse_programs, show, show_op
+from nestpipe.ir.unroll import OPS_MAX, unroll
 
 __all__ = [
     "ALL",
@@ -37,22 +43,31 @@ __all__ = [
     "GROUPS",
     "LOOKUP_PATH",
     "MICRO_DATA",
+    "OPS_MAX",
     "STATES",
     "Access",
     "Buffer",
     "Data",
+    "Edge",
     "Loop",
+    "LoopGraph",
     "MicroBlock",
     "Op",
     "OpKind",
     "OpRef",
     "Place",
     "Program",
+    "ProgramGraph",
     "Resource",
     "Stream",
+    "group_of",
+    "group_ranks",
+    "loop_graph",
+    "map_ops",
     "op_name",
     "parse",
     "parse_programs",
+    "program_graph",
     "show",
     "show_op",
     "unroll",

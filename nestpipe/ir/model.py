@@ -51,7 +51,6 @@ __all__ = [
     "GROUPS",
     "LOOKUP_PATH",
     "MICRO_DATA",
-    "OPS_MAX",
     "STATES",
     "Access",
     "All",
@@ -68,7 +67,6 @@ __all__ = [
     "Stream",
     "map_ops",
     "op_name",
-    "unroll",
     "with_micro_batches",
 ]
 
@@ -143,8 +141,6 @@ class All(StrEnum):
 
 
 ALL: Final = All.ALL
-#: The largest program that `unroll` makes; a steady state shows in far fewer ops.
-OPS_MAX: Final = 2_000_000
 MicroIndex: TypeAlias = int | All | None
 
 ALL_TO_ALLS: Final = frozenset({OpKind.ALL_TO_ALL_KEYS, OpKind.ALL_TO_ALL_ROWS, OpKind.ALL_TO_ALL_GRADS})
@@ -316,106 +312,3 @@ def map_ops(loop: Loop, change: Callable[[Op], Op | None]) -> Loop:
                 yield new
 
     return replace(loop, streams=tuple(replace(stream, body=tuple(body(stream))) for stream in loop.streams))
-
-
-def unroll(loop: Loop, steps: int) -> Program:
-    """The program that trains batches 0 to `steps` - 1: prologue, steady state and epilogue of the loop.
-
-    Ops on batches outside the range are left out, and so are waits for them; a wait for all micro-batches becomes one
-    for each.
-
-    Args:
-        loop: a loop whose references name ops that exist.
-        steps: number of batches, at least 1.
-
-    Raises:
-        ScheduleError: if `steps` is less than 1, a reference names an op that the loop does not have, or the program
-            would have more than `OPS_MAX` ops.
-    """
-    if steps < 1:
-        raise ScheduleError(f"steps must be at least 1, got {steps}")
-    per_step = sum(1 if op.micro_batch is None else loop.micro_batches for op in loop.ops)
-    if steps * per_step > OPS_MAX:
-        raise ScheduleError(
-            f"{steps:,} steps of {per_step:,} ops are more than {OPS_MAX:,}; take fewer steps or micro-batches"
-        )
-    in_block = {
-        op.kind: isinstance(item, MicroBlock)
-        for stream in loop.streams
-        for item in stream.body
-        for op in (item.ops if isinstance(item, MicroBlock) else (item,))
-    }
-    offsets = [op.batch for op in loop.ops] or [0]
-    iterations = range(-max(offsets), steps - min(offsets))
-    unroller = _Unroller(loop=loop, steps=steps, in_block=in_block)
-    streams = tuple(
-        replace(stream, body=tuple(op for t in iterations for op in unroller.iteration(stream, t)))
-        for stream in loop.streams
-    )
-    return Program(name=loop.name, steps=steps, micro_batches=loop.micro_batches, buffers=loop.buffers, streams=streams)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Unroller:
-    loop: Loop
-    steps: int
-    in_block: dict[OpKind, bool]
-
-    def iteration(self, stream: Stream, t: int) -> Iterator[Op]:
-        for item in stream.body:
-            if isinstance(item, MicroBlock):
-                yield from self.block(item, t)
-            elif 0 <= t + item.batch < self.steps:
-                yield self.place(item, t, None)
-
-    def block(self, block: MicroBlock, t: int) -> Iterator[Op]:
-        offsets = [op.micro_batch or 0 for op in block.ops]
-        for m in range(-max(offsets), self.loop.micro_batches - min(offsets)):
-            for op in block.ops:
-                if 0 <= m + (op.micro_batch or 0) < self.loop.micro_batches and 0 <= t + op.batch < self.steps:
-                    yield self.place(op, t, m)
-
-    def place(self, op: Op, t: int, m: int | None) -> Op:
-        micro_batch = None if m is None else m + (op.micro_batch or 0)
-        return Op(
-            kind=op.kind,
-            batch=t + op.batch,
-            micro_batch=micro_batch,
-            after=tuple(new for ref in op.after for new in self.refs(ref, t, m)),
-            reads=tuple(new for access in op.reads if (new := self.access(access, t, m)) is not None),
-            writes=tuple(new for access in op.writes if (new := self.access(access, t, m)) is not None),
-            step=t,
-        )
-
-    def refs(self, ref: OpRef, t: int, m: int | None) -> Iterator[OpRef]:
-        known = self.in_block.get(ref.kind)
-        if known is None:
-            raise ScheduleError(f"{self.loop.name}: no op of kind {ref.kind} to wait for; add it or drop the wait")
-        if known is (ref.micro_batch is None) or (isinstance(ref.micro_batch, int) and m is None):
-            raise ScheduleError(
-                f"{self.loop.name}: cannot wait for {ref.kind} with micro-batch {ref.micro_batch}: "
-                + ("it runs per micro-batch; write * or m" if known else "it runs once per batch; drop the micro-batch")
-            )
-        batch = t + ref.batch
-        if not 0 <= batch < self.steps:
-            return
-        if ref.micro_batch is None:
-            yield OpRef(kind=ref.kind, batch=batch)
-        elif isinstance(ref.micro_batch, All):
-            for micro_batch in range(self.loop.micro_batches):
-                yield OpRef(kind=ref.kind, batch=batch, micro_batch=micro_batch)
-        elif m is not None and 0 <= m + ref.micro_batch < self.loop.micro_batches:
-            yield OpRef(kind=ref.kind, batch=batch, micro_batch=m + ref.micro_batch)
-
-    def access(self, access: Access, t: int, m: int | None) -> Access | None:
-        if access.batch is None:
-            return access
-        batch = t + access.batch
-        if not 0 <= batch < self.steps:
-            return None
-        if access.micro_batch is None or m is None:
-            return Access(data=access.data, batch=batch, micro_batch=access.micro_batch)
-        micro_batch = m + access.micro_batch
-        if not 0 <= micro_batch < self.loop.micro_batches:
-            return None
-        return Access(data=access.data, batch=batch, micro_batch=micro_batch)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pandas as pd
 import simpy
 
-from nestpipe.ir import COLLECTIVES, Op, OpKind, Program, Resource
+from nestpipe.ir import COLLECTIVES, Op, OpKind, Program, Resource, program_graph
 from nestpipe.timeline import Timeline, measure
 from sim.engine import World, simulate
 
@@ -122,17 +122,10 @@ def _take_apart(program: Program, timeline: Timeline) -> _Parts:
 
 def _gaps(program: Program, start: Float64, end: Float64) -> Float64:
     """From the moment an op could start, by its stream and by what it waits for, to its start."""
-    ops = program.ops
-    index = {op.ref: number for number, op in enumerate(ops)}
     ready = np.zeros_like(start)
-    number = 0
-    for stream in program.streams:
-        for position, op in enumerate(stream.ops):
-            before = [number - 1] if position else []
-            waits = [*before, *(index[ref] for ref in op.after)]
-            if waits:
-                ready[:, number] = end[:, waits].max(axis=1)
-            number += 1
+    for number, before in enumerate(program_graph(program).preceding):
+        if before:
+            ready[:, number] = end[:, list(before)].max(axis=1)
     return np.maximum(start - ready, 0.0)
 
 

@@ -11,13 +11,13 @@ linear system); the search improves a candidate ratio with Bellman-Ford until no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
 
 from nestpipe.base import DeadlockError, ScheduleError
-from nestpipe.ir import ALL, Loop, MicroBlock, Op, OpKind, OpRef, Stream
+from nestpipe.ir import Edge, Loop, LoopGraph, Op, OpKind, loop_graph
 
 __all__ = ["Bound", "CycleStep", "max_cycle_ratio"]
 
@@ -56,12 +56,6 @@ class Bound:
         return " -> ".join(f"{kind} {100 * ns / total:.1f} %" for kind, ns in shares.items())
 
 
-class _Edge(NamedTuple):
-    source: int
-    target: int
-    distance: int
-
-
 def max_cycle_ratio(loop: Loop, duration_ns: Callable[[Op], int]) -> Bound:
     """The steady-state step time of `loop` when nothing contends, and its critical cycle.
 
@@ -73,19 +67,18 @@ def max_cycle_ratio(loop: Loop, duration_ns: Callable[[Op], int]) -> Bound:
         DeadlockError: if ops wait for each other in a circle within or against the order of iterations.
         ScheduleError: if the loop has no cycle (it is empty).
     """
-    nodes, edges = _graph(loop)
-    weights = [duration_ns(op) for op, _ in nodes]
-    backwards = _positive_cycle(len(nodes), edges, lambda edge: 1 - edge.distance * (len(nodes) + 1))
+    graph = loop_graph(loop)
+    weights = [duration_ns(op) for op in graph.ops]
+    backwards = _positive_cycle(graph, lambda edge: 1 - edge.distance * (len(graph.ops) + 1))
     if backwards is not None:
-        names = " -> ".join(_name(*nodes[edge.source]) for edge in backwards)
+        names = " -> ".join(_name(graph, edge.source) for edge in backwards)
         raise DeadlockError(f"{loop.name} cannot run: these ops wait for each other in a circle: {names}")
-    best: list[_Edge] | None = None
+    best: list[Edge] | None = None
     ratio = Fraction(-1)
     while True:
         numerator, denominator = ratio.numerator, ratio.denominator
         cycle = _positive_cycle(
-            len(nodes),
-            edges,
+            graph,
             lambda e: weights[e.source] * denominator - numerator * e.distance,  # noqa: B023
         )
         if cycle is None:
@@ -94,74 +87,30 @@ def max_cycle_ratio(loop: Loop, duration_ns: Callable[[Op], int]) -> Bound:
         ratio = Fraction(sum(weights[edge.source] for edge in cycle), sum(edge.distance for edge in cycle))
     if best is None:
         raise ScheduleError(f"{loop.name}: a loop without ops has no step time")
-    steps = [(nodes[edge.source], weights[edge.source]) for edge in best]
     return Bound(
         step_ns=ratio,
-        cycle=tuple(CycleStep(op.kind, op.batch, op.micro_batch, stream, ns) for (op, stream), ns in steps),
+        cycle=tuple(_step(graph, edge.source, weights[edge.source]) for edge in best),
         iterations=sum(edge.distance for edge in best),
     )
 
 
-def _name(op: Op, stream: str) -> str:
+def _step(graph: LoopGraph, i: int, ns: int) -> CycleStep:
+    op = graph.ops[i]
+    return CycleStep(op.kind, op.batch, op.micro_batch, graph.streams[i], ns)
+
+
+def _name(graph: LoopGraph, i: int) -> str:
+    op = graph.ops[i]
     micro_batch = "" if op.micro_batch is None else f" m{op.micro_batch}"
-    return f"{op.kind} t{op.batch:+d}{micro_batch} ({stream})"
+    return f"{op.kind} t{op.batch:+d}{micro_batch} ({graph.streams[i]})"
 
 
-def _body(loop: Loop, stream: Stream) -> Iterator[tuple[Op, MicroBlock | None, int | None]]:
-    """The ops of one iteration in stream order, micro-batches absolute, with the block's `m` for their references."""
-    for item in stream.body:
-        if not isinstance(item, MicroBlock):
-            yield item, None, None
-            continue
-        offsets = [op.micro_batch or 0 for op in item.ops]
-        for m in range(-max(offsets), loop.micro_batches - min(offsets)):
-            for op in item.ops:
-                if 0 <= m + (op.micro_batch or 0) < loop.micro_batches:
-                    yield op, item, m
-
-
-def _graph(loop: Loop) -> tuple[list[tuple[Op, str]], list[_Edge]]:
-    nodes: list[tuple[Op, str]] = []
-    index: dict[tuple[OpKind, int | None], int] = {}
-    edges: list[_Edge] = []
-    waits: list[tuple[int, Op, int | None]] = []
-    for stream in loop.streams:
-        first = len(nodes)
-        for op, block, m in _body(loop, stream):
-            micro_batch = None if block is None else (m or 0) + (op.micro_batch or 0)
-            at = len(nodes)
-            nodes.append((Op(kind=op.kind, batch=op.batch, micro_batch=micro_batch), stream.name))
-            index[op.kind, micro_batch] = at
-            waits.append((at, op, m))
-            if at > first:
-                edges.append(_Edge(at - 1, at, 0))
-        if len(nodes) > first:
-            edges.append(_Edge(len(nodes) - 1, first, 1))
-    for at, op, m in waits:
-        for ref in op.after:
-            edges += [_Edge(other, at, nodes[other][0].batch - ref.batch) for other in _targets(loop, index, ref, m)]
-    return nodes, edges
-
-
-def _targets(loop: Loop, index: dict[tuple[OpKind, int | None], int], ref: OpRef, m: int | None) -> Iterator[int]:
-    if ref.micro_batch == ALL:
-        wanted: list[int | None] = list(range(loop.micro_batches))
-    elif ref.micro_batch is None:
-        wanted = [None]
-    else:
-        micro_batch = (m or 0) + int(ref.micro_batch)
-        wanted = [micro_batch] if 0 <= micro_batch < loop.micro_batches else []
-    for each in wanted:
-        if (ref.kind, each) not in index:
-            raise ScheduleError(f"{loop.name}: no op {ref.kind} with micro-batch {ref.micro_batch} to wait for")
-        yield index[ref.kind, each]
-
-
-def _positive_cycle(num_nodes: int, edges: list[_Edge], weight: Callable[[_Edge], int]) -> list[_Edge] | None:
+def _positive_cycle(graph: LoopGraph, weight: Callable[[Edge], int]) -> list[Edge] | None:
     """A cycle whose weights sum to more than 0, in order, or None. Bellman-Ford on longest paths from everywhere."""
+    edges, num_nodes = graph.edges, len(graph.ops)
     weights = [weight(edge) for edge in edges]
     length = [0] * num_nodes
-    into: list[_Edge | None] = [None] * num_nodes
+    into: list[Edge | None] = [None] * num_nodes
     changed: int | None = None
     for _ in range(num_nodes):
         changed = None
@@ -178,7 +127,7 @@ def _positive_cycle(num_nodes: int, edges: list[_Edge], weight: Callable[[_Edge]
     return None
 
 
-def _cycle_from(into: list[_Edge | None], node: int) -> list[_Edge] | None:
+def _cycle_from(into: list[Edge | None], node: int) -> list[Edge] | None:
     """The cycle that following `into` backwards from `node` runs into, if any; such a cycle is always positive."""
     path: list[int] = []
     place: dict[int, int] = {}

@@ -20,7 +20,7 @@ import numpy as np
 import simpy
 
 from nestpipe.base import DeadlockError, ScheduleError
-from nestpipe.ir import COLLECTIVES, GROUPS, Op, OpRef, Program, Resource, op_name
+from nestpipe.ir import COLLECTIVES, GROUPS, Op, Program, Resource, op_name, program_graph
 from nestpipe.timeline import Timeline, build
 from sim.engine.costs import Costs, SharedCosts, Work
 from sim.engine.folding import Actors, World, fold, unfolded
@@ -104,7 +104,7 @@ class _Run:
     env: simpy.Environment
     program: Program
     ops: tuple[Op, ...]
-    waits_for: list[list[int]]
+    waits_for: tuple[tuple[int, ...], ...]
     costs: Costs
     actors: Actors
     members: dict[tuple[Resource, int], list[int]]
@@ -125,7 +125,7 @@ class _Run:
             env=simpy.Environment(),
             program=program,
             ops=program.ops,
-            waits_for=_waits(program),
+            waits_for=program_graph(program).waits(),
             costs=costs,
             actors=actors,
             members=members,
@@ -152,7 +152,7 @@ class _Run:
         return processes
 
     def walk(
-        self, actor: int, stream: str, resource: Resource, steps: Sequence[tuple[int, list[int], Work | None]]
+        self, actor: int, stream: str, resource: Resource, steps: Sequence[tuple[int, Sequence[int], Work | None]]
     ) -> Generator[simpy.Event, Any, None]:
         """One stream of one rank: wait, start, finish, record, op by op."""
         env: Any = self.env  # its `now` is an int: every delay is
@@ -229,33 +229,3 @@ def _no_garbage() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-def _waits(program: Program) -> list[list[int]]:
-    """For each op the indices of the ops it waits for, less those that stream order already implies.
-
-    Of several waits on one stream only the last in program order matters, and none that is no later than one that this
-    op's own stream has waited for before.
-    """
-    ops = program.ops
-    index = {op.ref: i for i, op in enumerate(ops)}
-    if len(index) != len(ops):
-        raise ScheduleError(f"{program.name}: an op appears twice; each op runs once per batch and micro-batch")
-    of_stream = [number for number, stream in enumerate(program.streams) for _ in stream.body]
-    found: list[list[int]] = []
-    for stream in program.streams:
-        seen: dict[int, int] = {}
-        for op in stream.ops:
-            last: dict[int, int] = {}
-            for ref in op.after:
-                other = _index_of(index, ref, op, program)
-                last[of_stream[other]] = max(other, last.get(of_stream[other], other))
-            found.append([other for number, other in last.items() if other > seen.get(number, _NOT_YET)])
-            seen |= {number: max(other, seen.get(number, other)) for number, other in last.items()}
-    return found
-
-
-def _index_of(index: Mapping[OpRef, int], ref: OpRef, op: Op, program: Program) -> int:
-    if ref not in index:
-        raise ScheduleError(f"{program.name}: {op_name(op)} waits for {op_name(ref)}, which the program does not have")
-    return index[ref]

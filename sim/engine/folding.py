@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nestpipe.base import TopologyError
-from nestpipe.ir import GROUPS, Resource
+from nestpipe.ir import GROUPS, Resource, group_of, group_ranks
 
 __all__ = ["RANKS_MAX", "Actors", "World", "fold", "unfolded"]
 
@@ -27,7 +27,7 @@ RANKS_MAX: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """The ranks and their groups: `world` is all of them, `domain` runs of `domain_size`, `replica` one of each domain.
+    """The ranks, and how many of them form a domain; their groups are those of `nestpipe.ir.group_of`.
 
     Raises:
         TopologyError: if a size is less than 1 or the domains do not divide the world.
@@ -53,21 +53,13 @@ class World:
         Raises:
             TopologyError: for a domain or replica group without a `domain_size`.
         """
-        ranks = np.arange(self.world_size, dtype=np.int64)
-        if resource is Resource.WORLD:
-            return np.zeros_like(ranks)
-        if resource not in GROUPS:
-            raise ValueError(f"{resource} is not a group of ranks")
-        if self.domain_size is None:
+        if resource in GROUPS - {Resource.WORLD} and self.domain_size is None:
             raise TopologyError(f"the schedule has a stream on {resource}; give a domain size (--domain-size)")
-        return ranks // self.domain_size if resource is Resource.DOMAIN else ranks % self.domain_size
+        return group_of(resource, np.arange(self.world_size, dtype=np.int64), self.domain_size or 1)
 
     def group_size(self, resource: Resource) -> int:
         """Number of ranks in each group of this kind."""
-        if resource is Resource.WORLD:
-            return self.world_size
-        domain_size = self.domain_size or 1
-        return domain_size if resource is Resource.DOMAIN else self.world_size // domain_size
+        return len(group_ranks(resource, 0, self.world_size, self.domain_size or 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nestpipe.base import DeadlockError, ScheduleError, TraceError
-from nestpipe.ir import COLLECTIVES, Loop, Op, OpKind, Program, Resource, op_name, unroll
+from nestpipe.ir import COLLECTIVES, Loop, Op, OpKind, Resource, op_name, program_graph, unroll
 from sim.engine.costs import TimedCosts
 from sim.engine.folding import World
 
@@ -115,50 +115,20 @@ def _last_arrival(start: Int64, resource: Resource, groups: dict[Resource, Int64
 @lru_cache(maxsize=64)
 def _plan(loop: Loop, steps: int) -> _Plan:
     program = unroll(loop, steps)
-    ops = program.ops
-    index = {op.ref: i for i, op in enumerate(ops)}
-    before: list[tuple[int, ...]] = []
-    for stream in program.streams:
-        for place, op in enumerate(stream.ops):
-            missing = next((ref for ref in op.after if ref not in index), None)
-            if missing is not None:
-                raise ScheduleError(
-                    f"{program.name}: {op_name(op)} waits for {op_name(missing)}, which the program does not have"
-                )
-            previous = (len(before) - 1,) if place else ()
-            before.append((*previous, *(index[ref] for ref in op.after)))
-    order = _order(program, before)
+    graph = program_graph(program)
+    order = graph.run()
+    if len(order) < len(graph.ops):
+        stuck = [op_name(graph.ops[i]) for i in sorted({*range(len(graph.ops))} - {*order})]
+        raise DeadlockError(f"{program.name} cannot finish; these ops wait for each other: {', '.join(stuck[:8])}")
     place_of = {i: place for place, i in enumerate(order)}
-    last_use = [place_of[i] for i in range(len(ops))]
-    for i, others in enumerate(before):
+    last_use = [place_of[i] for i in range(len(graph.ops))]
+    for i, others in enumerate(graph.preceding):
         for other in others:
             last_use[other] = max(last_use[other], place_of[i])
     return _Plan(
-        ops=ops,
-        resources=tuple(stream.resource for stream in program.streams for _ in stream.body),
+        ops=graph.ops,
+        resources=tuple(program.streams[number].resource for number in graph.streams),
         order=order,
-        before=tuple(before),
+        before=graph.preceding,
         last_use=tuple(last_use),
     )
-
-
-def _order(program: Program, before: list[tuple[int, ...]]) -> tuple[int, ...]:
-    """The ops so that each comes after all that is before it."""
-    after: list[list[int]] = [[] for _ in before]
-    open_waits = [len(others) for others in before]
-    for i, others in enumerate(before):
-        for other in others:
-            after[other].append(i)
-    ready = [i for i, count in enumerate(open_waits) if count == 0]
-    order: list[int] = []
-    while ready:
-        i = ready.pop()
-        order.append(i)
-        for other in after[i]:
-            open_waits[other] -= 1
-            if open_waits[other] == 0:
-                ready.append(other)
-    if len(order) < len(before):
-        stuck = [op_name(op) for op, count in zip(program.ops, open_waits, strict=True) if count]
-        raise DeadlockError(f"{program.name} cannot finish; these ops wait for each other: {', '.join(stuck[:8])}")
-    return tuple(order)

@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from nestpipe.base import NS_PER_S
-from nestpipe.ir import Loop, OpKind, Resource
+from nestpipe.ir import Loop, OpKind, Resource, group_ranks
 from sim.network.classes import PairTraffic, Transfer, transfer
 from topologies.cluster import Cluster
 from topologies.fabric import Fabric
 
-__all__ = ["group_ranks", "group_transfer", "network_costs"]
+__all__ = ["group_transfer", "network_costs"]
 
 _REDUCTIONS = (OpKind.ALL_REDUCE, OpKind.ALL_REDUCE_TABLES)
-
-
-def group_ranks(resource: Resource, world_size: int, domain_size: int | None) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """The ranks of the first group of a kind."""
-    domain = domain_size or world_size
-    if resource is Resource.DOMAIN:
-        return np.arange(domain, dtype=np.int64)
-    return np.arange(0, world_size, domain if resource is Resource.REPLICA else 1, dtype=np.int64)
 
 
 def group_transfer(
@@ -41,7 +32,7 @@ def group_transfer(
         domain_size: ranks per domain; None for one domain.
         sent_bytes: per rank.
     """
-    ranks = group_ranks(resource, fabric.world_size, domain_size)
+    ranks = np.array(group_ranks(resource, 0, fabric.world_size, domain_size or fabric.world_size), dtype=np.int64)
     if len(ranks) < 2:
         return Transfer(time_s=0.0, loads=(), num_classes=1, quantised=False)
     times = 2 if kind in _REDUCTIONS else len(ranks) if kind is OpKind.ALL_GATHER else 1

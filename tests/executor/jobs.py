@@ -28,7 +28,7 @@ from executor.runtime.trainer import Settings, Trainer, Wrap
 from executor.runtime.worker import Worker
 from executor.runtime.world import World
 from executor.runtime.wraps import Delay, delayed
-from nestpipe.ir.model import Data, Loop, Op, OpKind, OpRef, Program, map_ops
+from nestpipe.ir import Data, Loop, Op, OpKind, OpRef, Program, map_ops
 
 
 @cache

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from nestpipe.base.units import ms_to_ns
-from nestpipe.ir.model import OpKind, unroll, with_micro_batches
+from nestpipe.ir import OpKind, unroll, with_micro_batches
 from nestpipe.schedules import load
 from nestpipe.timeline.metrics import measure
 from nestpipe.timeline.timeline import Timeline

@@ -22,7 +22,7 @@ from executor.runtime import recorder
 from executor.runtime.world import World, join_world
 from executor.runtime.wraps import parse_delay, parse_device
 from nestpipe.base.errors import ExecutorError, NestPipeError
-from nestpipe.ir.text import show
+from nestpipe.ir import show
 from nestpipe.schedules import load
 from nestpipe.timeline.files import read_timeline
 from nestpipe.timeline.metrics import partition

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from executor.app.equality import Case, Outcome, Scenario, compare, full_grid, train_case
 from executor.models.optimizers import OptimizerKind
 from executor.runtime.world import World
-from nestpipe.ir.model import with_micro_batches
+from nestpipe.ir import with_micro_batches
 from nestpipe.schedules import load, names
 from tests.executor.jobs import pool
 

@@ -19,7 +19,7 @@ from executor.models.optimizers import DenseOptimizer, OptimizerKind, sparse_opt
 from executor.runtime.cursor import make_plan, uses_of
 from executor.runtime.world import partition_of
 from nestpipe.base.errors import ExecutorError, ScheduleError
-from nestpipe.ir.model import Data, Op, OpKind, OpRef, Program, Resource, Stream, unroll, with_micro_batches
+from nestpipe.ir import Data, Op, OpKind, OpRef, Program, Resource, Stream, unroll, with_micro_batches
 from nestpipe.schedules import load, names
 from traces.keys.stream import KeyStream
 
@@ -61,7 +61,7 @@ def test_plans_refuse_double_unknown_and_backward_waits() -> None:
     first = Op(kind=OpKind.READ, batch=0)
     with pytest.raises(ScheduleError, match="read 0 appears twice"):
         make_plan(_program(first, first))
-    with pytest.raises(ScheduleError, match="waits for update 0, which no stream runs"):
+    with pytest.raises(ScheduleError, match="waits for update 0, which the program does not have"):
         make_plan(_program(replace(first, after=(OpRef(kind=OpKind.UPDATE, batch=0),))))
     late = Op(kind=OpKind.UPDATE, batch=0)
     with pytest.raises(ScheduleError, match="its own stream compute runs later"):

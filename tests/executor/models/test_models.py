@@ -18,7 +18,7 @@ from executor.models.sequence import FuXiBlock, HSTUBlock, SequenceModel, next_i
 from executor.runtime.trainer import Settings, Trainer
 from executor.runtime.world import World
 from nestpipe.base.errors import ExecutorError
-from nestpipe.ir.model import with_micro_batches
+from nestpipe.ir import with_micro_batches
 from nestpipe.schedules import load
 from tests.executor.jobs import pool
 

@@ -22,7 +22,7 @@ from executor.models.dlrm import Model, pool_bags
 from executor.models.optimizers import OptimizerKind
 from executor.runtime.trainer import Settings, Trainer
 from executor.runtime.world import World
-from nestpipe.ir.model import with_micro_batches
+from nestpipe.ir import with_micro_batches
 from nestpipe.schedules import load
 
 NAMES, ROWS, DIM, BATCH, STEPS, LR = ("a", "b"), 200, 8, 32, 10, 0.1

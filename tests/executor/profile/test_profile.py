@@ -21,7 +21,7 @@ from executor.runtime.world import join_world
 from executor.testbed import namespaces as testbed
 from nestpipe.base.errors import CaseError, TraceError
 from nestpipe.checks.check import require_safe
-from nestpipe.ir.model import COLLECTIVES, Op, OpKind, unroll
+from nestpipe.ir import COLLECTIVES, Op, OpKind, unroll
 from traces.workloads.cost_table import (
     COST_COLUMNS,
     CostTable,

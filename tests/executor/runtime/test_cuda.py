@@ -12,7 +12,7 @@ from executor.runtime.cursor import make_plan
 from executor.runtime.lanes import Cost, Runtime
 from executor.runtime.recorder import gather_timeline
 from executor.runtime.world import World, join_world
-from nestpipe.ir.model import Op, OpKind, Program, Resource, Stream
+from nestpipe.ir import Op, OpKind, Program, Resource, Stream
 
 pytestmark = [
     pytest.mark.gpu,

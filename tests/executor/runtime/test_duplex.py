@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from executor.runtime.duplex import all_to_all_duplex
 from executor.runtime.world import World
-from nestpipe.ir.model import Op, OpKind, Resource
+from nestpipe.ir import Op, OpKind, Resource
 from tests.executor.jobs import pool
 
 

@@ -14,7 +14,7 @@ import torch
 
 from executor.runtime.cursor import make_plan
 from executor.runtime.lanes import Cost, Implementation, RunError, Runtime
-from nestpipe.ir.model import Op, OpKind, OpRef, Program, Resource, Stream, unroll, with_micro_batches
+from nestpipe.ir import Op, OpKind, OpRef, Program, Resource, Stream, unroll, with_micro_batches
 from nestpipe.schedules import load, names
 
 CPU = torch.device("cpu")

@@ -19,7 +19,7 @@ from executor.runtime.lanes import Cost, Implementation, OpTable
 from executor.runtime.worker import Worker
 from executor.runtime.world import World
 from nestpipe.checks.check import Verdict, check
-from nestpipe.ir.model import Loop, Op, Program, with_micro_batches
+from nestpipe.ir import Loop, Op, Program, with_micro_batches
 from nestpipe.schedules import load
 from tests.executor.jobs import pool
 from tests.nestpipe.checks.mutants import damaged_buffers, mutants, shifted_micro_batches

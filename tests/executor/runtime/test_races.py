@@ -13,7 +13,7 @@ from executor.runtime.wraps import Delay
 from nestpipe.base.errors import ExecutorError
 from nestpipe.base.units import NS_PER_MS
 from nestpipe.checks.check import Verdict, check
-from nestpipe.ir.model import Access, Data, Loop, Op, OpKind
+from nestpipe.ir import Access, Data, Loop, Op, OpKind
 from nestpipe.schedules import load
 from tests.executor.jobs import Hold, Reads, change_op, observe_reads, pool, requested_keys, with_wait, without_wait
 

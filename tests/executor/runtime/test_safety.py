@@ -19,7 +19,7 @@ from executor.runtime.numerics import NanPolicy
 from executor.runtime.trainer import Settings, Trainer
 from executor.runtime.world import World
 from nestpipe.base.errors import ExecutorError, ScheduleError
-from nestpipe.ir.model import Buffer, Data, Op, OpKind, Place, Resource
+from nestpipe.ir import Buffer, Data, Op, OpKind, Place, Resource
 from nestpipe.schedules import load
 from tests.executor.jobs import (
     Hold,
@@ -209,7 +209,7 @@ def test_an_undeclared_buffer_is_named() -> None:
 
 
 def _access(data: Data, batch: int) -> object:
-    from nestpipe.ir.model import Access
+    from nestpipe.ir import Access
 
     return Access(data=data, batch=batch)
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
-from nestpipe.ir.model import (
+from nestpipe.ir import (
     CACHES,
     COLLECTIVES,
     MICRO_DATA,

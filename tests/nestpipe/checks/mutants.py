@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from nestpipe.ir.model import Loop, MicroBlock, Op, Stream
+from nestpipe.ir import Loop, MicroBlock, Op, Stream
 
 __all__ = ["damaged_buffers", "mutants", "shifted_micro_batches"]
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from nestpipe.base.errors import DeadlockError, ScheduleError
 from nestpipe.checks.check import RULES, Report, Verdict, check, check_programs, num_batches_to_check, require_safe
 from nestpipe.checks.report_text import report_document, report_text
-from nestpipe.ir.model import (
+from nestpipe.ir import (
     Buffer,
     Data,
     Loop,
@@ -23,10 +23,12 @@ from nestpipe.ir.model import (
     Place,
     Program,
     map_ops,
+    parse,
+    parse_programs,
+    show,
     unroll,
     with_micro_batches,
 )
-from nestpipe.ir.text import parse, parse_programs, show
 from nestpipe.schedules import load, names
 from tests.strategies import loops
 

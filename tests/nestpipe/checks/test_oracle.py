@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from nestpipe.base.errors import ScheduleError
 from nestpipe.checks.check import check, check_programs, num_batches_to_check, num_micro_batches_to_check
 from nestpipe.checks.report import Report, Verdict
-from nestpipe.ir.model import Loop, Program, unroll, with_micro_batches
+from nestpipe.ir import Loop, Program, unroll, with_micro_batches
 from nestpipe.schedules import load, names
 from tests.nestpipe.checks.interleavings import Outcome, explore
 from tests.nestpipe.checks.mutants import damaged_buffers, mutants, shifted_micro_batches

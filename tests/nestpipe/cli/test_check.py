@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 from nestpipe.base.errors import ScheduleError
 from nestpipe.cli import schedule
 from nestpipe.cli.check import check
-from nestpipe.ir.model import unroll
-from nestpipe.ir.text import show
+from nestpipe.ir import show, unroll
 from nestpipe.schedules import load, names
 
 APP = typer.Typer()

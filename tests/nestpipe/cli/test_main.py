@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from nestpipe import cli
-from nestpipe.ir.text import show
+from nestpipe.ir import show
 from nestpipe.schedules import load
 
 METRICS = {

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from nestpipe.base.errors import NestPipeError
 from nestpipe.cli.report import diff, report
-from nestpipe.ir.model import OpKind
+from nestpipe.ir import OpKind
 from nestpipe.timeline.files import write_timeline
 from reports.runs.runs import write_run
 from tests.reports.examples import record, results, timeline

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from nestpipe.base.errors import CaseError, TraceError
 from nestpipe.cli.simulate import simulate
-from nestpipe.ir.model import with_micro_batches
+from nestpipe.ir import with_micro_batches
 from nestpipe.schedules import load
 from sim.costs.demand import num_owners
 from sim.scenario.evaluate import Evaluator, with_keys_known

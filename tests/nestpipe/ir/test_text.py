@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 
 from nestpipe.base.errors import ScheduleError
-from nestpipe.ir.model import Loop, unroll
-from nestpipe.ir.text import parse, parse_programs, show
+from nestpipe.ir import Loop, parse, parse_programs, show, unroll
 from nestpipe.schedules import load, names
 from tests.strategies import loops
 

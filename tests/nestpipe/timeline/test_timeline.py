@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nestpipe.base.errors import TraceError
-from nestpipe.ir.model import with_micro_batches
+from nestpipe.ir import with_micro_batches
 from nestpipe.schedules import load, names
 from nestpipe.timeline.metrics import PARTS, Window, measure, partition, steady_window
 from nestpipe.timeline.timeline import COLUMNS, Span, from_frame, from_spans, with_waits

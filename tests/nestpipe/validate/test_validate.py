@@ -20,7 +20,7 @@ from executor.profile.samples import check_separate
 from executor.runtime.emulate import EmulatedDevice
 from executor.testbed import namespaces as testbed
 from nestpipe.base.errors import CaseError, NestPipeError, TraceError
-from nestpipe.ir.model import OpKind, unroll
+from nestpipe.ir import OpKind, unroll
 from nestpipe.timeline.metrics import measure
 from nestpipe.validate.bench import bench, check_writable
 from nestpipe.validate.causes import CAUSES, split_error

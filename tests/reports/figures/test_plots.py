@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from nestpipe.base.errors import TraceError
-from nestpipe.ir.model import OpKind
+from nestpipe.ir import OpKind
 from nestpipe.schedules import load, names
 from nestpipe.timeline.metrics import measure
 from nestpipe.timeline.timeline import Timeline

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from nestpipe.base.errors import TraceError
-from nestpipe.ir.model import OpKind
+from nestpipe.ir import OpKind
 from reports.runs.diff import as_csv, as_json, as_text, compare, summary
 from sim.engine.costs import Jitter
 from tests.reports.examples import BATCH_MS, timeline

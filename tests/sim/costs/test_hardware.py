@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from nestpipe.base.errors import CaseError, TopologyError
-from nestpipe.ir.model import Loop, Op, OpKind, Resource, unroll, with_micro_batches
+from nestpipe.ir import Loop, Op, OpKind, Resource, unroll, with_micro_batches
 from nestpipe.schedules import load, names
 from sim.costs.case import case_run, hardware_run
 from sim.costs.demand import Demand, demands_of_case, demands_of_preset

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nestpipe.base.errors import CaseError, DeadlockError, ScheduleError, TopologyError
-from nestpipe.ir.model import Loop, Op, OpKind, OpRef, Resource, unroll, with_micro_batches
+from nestpipe.ir import Loop, Op, OpKind, OpRef, Resource, unroll, with_micro_batches
 from nestpipe.schedules import load, names
 from nestpipe.timeline.metrics import measure
 from sim.engine.bound import max_cycle_ratio

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from nestpipe.base.errors import TraceError
-from nestpipe.ir.model import OpKind, unroll
+from nestpipe.ir import OpKind, unroll
 from nestpipe.schedules import load
 from nestpipe.timeline.metrics import measure
 from sim.costs.trace import Mode, costs_from_trace

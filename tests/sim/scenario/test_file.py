@@ -144,7 +144,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def test_schedules_and_cases_beside_the_file_are_found(tmp_path: Path) -> None:
-    from nestpipe.ir.text import show
+    from nestpipe.ir import show
     from nestpipe.schedules import load
 
     (tmp_path / "mine.txt").write_text(show(load("dbp")), encoding="utf-8")

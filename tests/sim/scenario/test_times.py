@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nestpipe.ir.model import OpKind, unroll
+from nestpipe.ir import OpKind, unroll
 from nestpipe.schedules import load, names
 from nestpipe.timeline.metrics import measure
 from sim.costs.case import case_loop, case_step_ms

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nestpipe.base.errors import CaseError
-from nestpipe.ir.model import OpKind, with_micro_batches
+from nestpipe.ir import OpKind, with_micro_batches
 from nestpipe.schedules import load, names
 from sim.costs.reproduce import varied
 from tests.paths import ROOT

@@ -12,7 +12,7 @@ import pytest
 
 from nestpipe.base.errors import TraceError
 from nestpipe.base.units import NS_PER_S
-from nestpipe.ir.model import OpKind
+from nestpipe.ir import OpKind
 from traces.keys.clustering import cluster_stream
 from traces.keys.generate import criteo_like, generate_stream
 from traces.keys.stats import key_statistics, micro_batch_duplication

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nestpipe.base.errors import ScheduleError
-from nestpipe.ir.model import ALL, Buffer, Data, Loop, Op, OpKind, OpRef, Place, map_ops, unroll, with_micro_batches
+from nestpipe.ir import ALL, Buffer, Data, Loop, Op, OpKind, OpRef, Place, map_ops, unroll, with_micro_batches
 from nestpipe.schedules import load, names
 from tests.strategies import loops
 
