@@ -31,7 +31,7 @@ def validate(
         "out/costs.json"
     ),
     grid: Annotated[
-        str, typer.Option("--grid", help="Which configurations: first to ninth, quick or heavy.")
+        str, typer.Option("--grid", help="Which configurations: a grid by name, or a YAML file (docs/validate.md).")
     ] = "quick",
     compute: Annotated[Compute, typer.Option(help="Whether compute is real or emulated.")] = Compute.EMULATED,
     world_size: Annotated[int, typer.Option(help="Ranks of the testbed.")] = 2,
@@ -141,9 +141,9 @@ def _points(name: str, compute: Compute, rate_mbit_per_s: float | None) -> list[
     from dataclasses import replace
 
     from executor.runtime import EmulatedDevice
-    from nestpipe.validate import bits_per_s, grid, links_given
+    from nestpipe.validate import bits_per_s, links_given, load_grid
 
-    points = grid(name, None if compute is Compute.REAL else EmulatedDevice())
+    points = load_grid(name, None if compute is Compute.REAL else EmulatedDevice())
     if links_given(rate_mbit_per_s) and rate_mbit_per_s is not None:
         return [replace(point, rate_bits_per_s=bits_per_s(rate_mbit_per_s)) for point in points]
     if rate_mbit_per_s is not None:

@@ -2,7 +2,7 @@
 
 from nestpipe.validate.bench import Bench, bench, bits_per_s, check_writable, links_given
 from nestpipe.validate.compare import Outcome, compare, kind_errors, outcome_of, prediction_rows, status_of, summarise
-from nestpipe.validate.grid import Point, grid
+from nestpipe.validate.grid import Point, grid_names, load_grid
 from nestpipe.validate.predict import Prediction, differences, machine_of, model_error, predict, rehearse
 from nestpipe.validate.topology import topology_text
 
@@ -16,9 +16,10 @@ __all__ = [
     "check_writable",
     "compare",
     "differences",
-    "grid",
+    "grid_names",
     "kind_errors",
     "links_given",
+    "load_grid",
     "machine_of",
     "model_error",
     "outcome_of",

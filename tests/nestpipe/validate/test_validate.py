@@ -25,7 +25,7 @@ from nestpipe.timeline.metrics import measure
 from nestpipe.validate.bench import bench, check_writable
 from nestpipe.validate.causes import CAUSES, split_error
 from nestpipe.validate.compare import Outcome, compare, kind_errors, outcome_of, summarise
-from nestpipe.validate.grid import GRIDS, Point, grid
+from nestpipe.validate.grid import Point, grid_names, load_grid
 from nestpipe.validate.predict import Prediction, differences, machine_of, model_error, predict, rehearse
 from nestpipe.validate.topology import topology_text
 from reports.figures.sheet import save
@@ -353,12 +353,15 @@ def test_no_grid_touches_what_any_profile_fits_on() -> None:
     for plan in (quick_plan, full_plan):
         profiled = [config.values() for config in plan((None, EmulatedDevice())).configs()]
         rates = set(plan((None,)).rates_bits_per_s)
-        for name in GRIDS:
-            points = grid(name, EmulatedDevice())
+        for name in grid_names():
+            points = load_grid(name, EmulatedDevice())
             check_separate(CostTable(rows=rows, meta={"configurations": profiled}), [each.config for each in points])
             assert not rates & {point.rate_bits_per_s for point in points}
-    assert all(len(grid(name, None)) >= 30 for name in ("first", "second", "third", "fourth", "fifth"))
-    workloads = [{point.config.workload for point in grid(name, None)} for name in GRIDS]
+    assert all(
+        len(load_grid(name, None)) == (35 if name.startswith(("held_out", "development")) else 5)
+        for name in grid_names()
+    )
+    workloads = [{point.config.workload for point in load_grid(name, None)} for name in grid_names()]
     assert len(set.union(*workloads)) == sum(map(len, workloads)), "grids share no workload either"
 
 
@@ -373,7 +376,7 @@ def test_the_command_refuses_to_validate_on_what_was_profiled(tmp_path: Path) ->
     from nestpipe.cli.validate import validate
 
     table = _table(CONFIG)
-    used = grid("quick", None)[0].config
+    used = load_grid("quick", None)[0].config
     spoiled = CostTable(rows=table.rows, meta={**table.meta, "configurations": [used.values() | {"device": None}]})
     path = tmp_path / "costs.json"
     path.write_text(spoiled.to_json(), encoding="utf-8")
@@ -490,8 +493,45 @@ def test_the_profiled_machine_is_a_topology_that_can_be_read() -> None:
 
 
 def test_an_unknown_grid_is_refused_with_a_suggestion() -> None:
-    with pytest.raises(CaseError, match=r"unknown grid 'secnd'.*did you mean 'second'"):
-        grid("secnd", None)
+    with pytest.raises(CaseError, match=r"unknown grid 'quik'.*did you mean 'quick'.*or give a \.yaml file"):
+        load_grid("quik", None)
+
+
+GRID = """\
+format: nestpipe-grid-1
+purpose: mine
+seed: 3
+steps: 6
+schedules: [sync, dbp]
+workloads:
+  - {micro_batches: 2, batch_size: 24, dim: 8, rate_mbit_per_s: 0.5}
+  - {micro_batches: 1, batch_size: 16, dim: 4, rate_mbit_per_s: 100}
+"""
+
+
+def test_a_grid_may_be_a_file_and_runs_every_schedule_on_every_workload(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(GRID)
+    found = [(p.config.schedule, p.config.batch_size, p.rate_bits_per_s) for p in load_grid(path, None)]
+    assert found == [("sync", 24, 500_000), ("dbp", 24, 500_000), ("sync", 16, 100 * MBIT), ("dbp", 16, 100 * MBIT)]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("dim: 8", "dim: 0", r"workloads\[0\]\.dim"),
+        ("steps: 6", "steps: 3", "steps"),
+        ("seed: 3", "seeds: 3", r"unknown key 'seeds' \(did you mean 'seed'\?\)"),
+        ("batch_size: 24", "batch_size: 1", r"workloads\[0\]: configuration sync: micro_batches 2 is more than"),
+        ("[sync, dbp]", "[sync, dpb]", r"workloads\[0\]: unknown schedule 'dpb'"),
+        ("nestpipe-grid-1", "nestpipe-grid-2", "format"),
+    ],
+)
+def test_an_invalid_grid_file_is_refused_by_file_and_key(tmp_path: Path, old: str, new: str, message: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(GRID.replace(old, new))
+    with pytest.raises(CaseError, match=f"mine.yaml: .*{message}"):
+        load_grid(path, None)
 
 
 def test_figures_show_every_configuration(prediction: Prediction, tmp_path: Path) -> None:
@@ -513,7 +553,7 @@ def test_an_axis_of_less_than_a_decade_has_ticks_enough() -> None:
 def test_the_history_is_drawn_in_order_and_a_damaged_one_is_refused() -> None:
     entry = {
         "commit": "abc",
-        "grid": "first",
+        "grid": "quick",
         "world_size": 2,
         "compute": "real",
         "mean_absolute_error": 0.04,
@@ -521,8 +561,8 @@ def test_the_history_is_drawn_in_order_and_a_damaged_one_is_refused() -> None:
     }
     figure = history([entry, {**entry, "commit": "def"}])
     assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == [
-        "abc\nfirst\n2 ranks\nreal",
-        "def\nfirst\n2 ranks\nreal",
+        "abc\nquick\n2 ranks\nreal",
+        "def\nquick\n2 ranks\nreal",
     ]
     many = history([entry] * 40)
     assert many.get_figwidth() / 40 >= 0.6, "labels would cover each other"

@@ -1,0 +1,1 @@
+"""The grids that come with nestpipe: a YAML file each, named after its purpose."""
