@@ -16,7 +16,7 @@ import simpy
 from nestpipe.ir import unroll, with_micro_batches
 from nestpipe.schedules import load
 from sim.engine import Jitter, TimedCosts, World, engine
-from traces.workloads import batch_times, load_case, workload
+from traces.workloads import batch_times, growth_laws, load_case
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def run(world_size: int, steps: int, micro_batches: int, *, unfold: bool, count:
     case = load_case("nestpipe_paper")
     loop = with_micro_batches(load("nestpipe"), micro_batches)
     costs = TimedCosts(
-        batch_ns=batch_times(workload(case), case.values(), loop, world_size),
+        batch_ns=batch_times(growth_laws(case), case.values(), loop, world_size),
         micro_batches=micro_batches,
         jitter=Jitter(cv=0.05 if unfold else 0.0),
     )

@@ -26,7 +26,7 @@ from nestpipe.timeline import measure
 from sim.engine import Jitter, TimedCosts, World, rank_step_ns, simulate
 from sim.scenario import Evaluator, Grid, Scenario
 from sim.sweep import sweep_to
-from traces.workloads import batch_times, load_case, workload
+from traces.workloads import batch_times, growth_laws, load_case
 
 SCENARIO = """
 scenario: bench
@@ -83,7 +83,7 @@ def _recursion() -> None:
     loop = load("nestpipe")
     world = World(world_size=1536)
     costs = TimedCosts(
-        batch_ns=batch_times(workload(case), case.values(), loop, 1536),
+        batch_ns=batch_times(growth_laws(case), case.values(), loop, 1536),
         micro_batches=loop.micro_batches,
         jitter=Jitter(cv=0.05, seed=1),
     )

@@ -211,14 +211,14 @@ def simulate(
     from reports.runs import METRICS
     from sim.costs import case_loop, case_run
     from topologies.cluster import load_cluster
-    from traces.workloads import load_case, workload
+    from traces.workloads import growth_laws, load_case
 
     the_case = load_case(case)
     loop = load(schedule) if isinstance(schedule, str) else schedule
     loop = case_loop(the_case, loop, the_case.values(), micro_batches)
     run = case_run(
         the_case,
-        workload(the_case),
+        growth_laws(the_case),
         loop,
         world_size or the_case.headline_world_size,
         cluster=None if topology is None else load_cluster(topology),

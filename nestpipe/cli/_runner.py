@@ -38,7 +38,7 @@ class Runner:
     def of_case(cls, name: str, cluster: Cluster | None, domain_size: int | None) -> Runner:
         """A published cluster, on other hardware if `cluster` is given."""
         from sim.costs import case_loop, case_run, home_cluster, status_of
-        from traces.workloads import load_case, workload
+        from traces.workloads import growth_laws, load_case
 
         case = load_case(name)
         values = case.values()
@@ -57,7 +57,7 @@ class Runner:
             ]
 
         return cls(
-            run=partial(case_run, case, workload(case), values=values, cluster=cluster, check=False),
+            run=partial(case_run, case, growth_laws(case), values=values, cluster=cluster, check=False),
             loop=lambda loop, micro_batches: case_loop(case, loop, values, micro_batches),
             status=lambda loop, schedule, size: status_of(case, schedule == case.baseline.schedule, loop, size),
             facts={"case": case.case, "case_source": case.source},

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from reports.figures import curve, qps, scaling_efficiency
 from reports.html.svg import inline_svg
 from reports.html.tables import Table
-from reports.runs import METRICS, ResultRow, Run, cell, rows_frame
+from reports.runs import METRICS, ResultRow, SavedRun, cell, rows_frame
 
 __all__ = ["figures_of", "merged", "table_of"]
 
 
-def merged(runs: Sequence[Run], more: Sequence[ResultRow]) -> list[ResultRow]:
+def merged(runs: Sequence[SavedRun], more: Sequence[ResultRow]) -> list[ResultRow]:
     """The rows of all curves, each method, size and metric once."""
     rows: dict[tuple[str, int, str], ResultRow] = {}
     for row in (*more, *(row for run in runs for row in run.record.curve)):

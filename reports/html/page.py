@@ -24,7 +24,7 @@ from reports.html import tables as tables
 from reports.html.curve import figures_of, merged, table_of
 from reports.html.svg import inline_svg
 from reports.html.timeline import choose, kinds_payload, timeline_payload
-from reports.runs import METRICS, ResultRow, Run, cell, compare, summary
+from reports.runs import METRICS, ResultRow, SavedRun, cell, compare, summary
 
 __all__ = ["page"]
 
@@ -36,7 +36,7 @@ _CARD_FACTS: Final = ("qps", "scaling_efficiency", "speedup", "utilization", "lo
 
 
 def page(
-    runs: Sequence[Run],
+    runs: Sequence[SavedRun],
     *,
     title: str = "",
     ranks: Sequence[int] | None = None,
@@ -88,7 +88,7 @@ def page(
     return environment.from_string(_asset("page.html")).render(context)
 
 
-def _tables(runs: Sequence[Run], windows: Sequence[Window]) -> dict[str, Any]:
+def _tables(runs: Sequence[SavedRun], windows: Sequence[Window]) -> dict[str, Any]:
     """The tables that every page has, and the figure of the partition."""
     figure = breakdown({run.name: run.record.parts_ms for run in runs}, title="")
     return {
@@ -104,7 +104,7 @@ def _tables(runs: Sequence[Run], windows: Sequence[Window]) -> dict[str, Any]:
     }
 
 
-def _load_map(run: Run, name: str) -> str | None:
+def _load_map(run: SavedRun, name: str) -> str | None:
     """The heat map of a run's links and hosts as SVG; None where its resources are not numbered places."""
     uses = run.record.resources
     load = pd.DataFrame({"resource": [use.resource for use in uses], "utilisation": [use.busy for use in uses]})
@@ -113,7 +113,7 @@ def _load_map(run: Run, name: str) -> str | None:
     return inline_svg(load_figure(load, f"Load of links and hosts, {run.name}"), name, f"Load of {run.name}")
 
 
-def _curve(runs: Sequence[Run], rows: Sequence[ResultRow]) -> dict[str, Any]:
+def _curve(runs: Sequence[SavedRun], rows: Sequence[ResultRow]) -> dict[str, Any]:
     """The scaling curves and their points; empty where no metric has two sizes."""
     bases = [base for run in runs if (base := run.record.scaling_efficiency_relative_to) is not None]
     figures = figures_of(rows, base=min(bases, default=None))
@@ -129,7 +129,7 @@ def _script_json(value: Any) -> str:
     return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
 
 
-def _distinct_names(runs: Sequence[Run]) -> list[Run]:
+def _distinct_names(runs: Sequence[SavedRun]) -> list[SavedRun]:
     """The runs, those of one name told apart by a number."""
     seen: dict[str, int] = {}
     named = []
@@ -139,14 +139,14 @@ def _distinct_names(runs: Sequence[Run]) -> list[Run]:
     return named
 
 
-def _window(run: Run) -> Window:
+def _window(run: SavedRun) -> Window:
     try:
         return steady_window(run.timeline)
     except TraceError as error:
         raise TraceError(f"{run.path}: {error}") from None
 
 
-def _timeline(run: Run, window: Window, ranks: Sequence[int] | None, num_spans: int) -> tuple[dict[str, Any], str]:
+def _timeline(run: SavedRun, window: Window, ranks: Sequence[int] | None, num_spans: int) -> tuple[dict[str, Any], str]:
     try:
         choice = choose(run.timeline, window, ranks=ranks, num_spans=num_spans)
     except TraceError as error:
@@ -154,7 +154,7 @@ def _timeline(run: Run, window: Window, ranks: Sequence[int] | None, num_spans: 
     return timeline_payload(run.timeline, window, choice, run.name), choice.words
 
 
-def _title(runs: Sequence[Run]) -> str:
+def _title(runs: Sequence[SavedRun]) -> str:
     names = [run.name for run in runs]
     if len(names) > 3:
         return f"nestpipe: {names[0]} and {len(names) - 1} other runs"
@@ -175,7 +175,7 @@ def _sections(context: dict[str, Any]) -> list[tuple[str, str]]:
     return [(name, title) for name, title, present in found if present]
 
 
-def _card(run: Run) -> dict[str, Any]:
+def _card(run: SavedRun) -> dict[str, Any]:
     """The head of a run: its step, how it is spent, a few metrics and what limits it."""
     values = {row.metric: row for row in run.record.rows if row.value is not None}
     facts = [
@@ -220,7 +220,7 @@ def _bar(name: str, share: float, fill: str, words: str) -> dict[str, Any]:
     return {"share": share, "fill": fill, "text": text_colour(fill), "title": f"{name}: {words}, {100 * share:.1f} %"}
 
 
-def _relative(runs: Sequence[Run]) -> str:
+def _relative(runs: Sequence[SavedRun]) -> str:
     """What speedup and scaling efficiency are relative to, in words."""
     words = []
     for attribute, text in (
@@ -235,7 +235,7 @@ def _relative(runs: Sequence[Run]) -> str:
     return " ".join(words)
 
 
-def _limit(run: Run) -> dict[str, Any] | None:
+def _limit(run: SavedRun) -> dict[str, Any] | None:
     """The critical cycle as a strip, a table and a sentence."""
     table = tables.cycle(run)
     limit = run.record.limit
@@ -259,13 +259,13 @@ def _limit(run: Run) -> dict[str, Any] | None:
     return {"name": run.name, "words": words, "strip": strip, "table": table}
 
 
-def _change(first: Run, other: Run) -> dict[str, Any]:
+def _change(first: SavedRun, other: SavedRun) -> dict[str, Any]:
     diff = compare(first.timeline, other.timeline, names=(first.name, other.name))
     words = summary(diff)
     return {"words": words[:1].upper() + words[1:], "table": tables.changes(diff)}
 
 
-def _links(run: Run, base: Path | None) -> list[dict[str, str]]:
+def _links(run: SavedRun, base: Path | None) -> list[dict[str, str]]:
     """Links to exported traces that lie in the run's directory."""
     links = []
     for kind, name in sorted(run.record.exports.items()):

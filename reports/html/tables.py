@@ -12,7 +12,7 @@ import pandas as pd
 from nestpipe.base import ORIGINS, ns_to_ms
 from nestpipe.timeline import PARTS, Timeline, Window, step_ends
 from reports.figures import stream_order
-from reports.runs import METRICS, Diff, Run, cell
+from reports.runs import METRICS, Diff, SavedRun, cell
 
 __all__ = [
     "Table",
@@ -47,7 +47,7 @@ def _number(value: float | None, digits: int, scale: float = 1.0, *, sign: bool 
     return cell(float(value), digits, scale=scale, sign=sign).replace(",", "")
 
 
-def metrics(runs: Sequence[Run]) -> Table:
+def metrics(runs: Sequence[SavedRun]) -> Table:
     """Every metric of every run with its status; against what is published for one run, against the first for more."""
     values = [{row.metric: row for row in run.record.rows if row.value is not None} for run in runs]
     single = len(runs) == 1
@@ -85,7 +85,7 @@ def _change(before: float | None, after: float | None) -> str:
     return _number(after / before - 1, 2, 100, sign=True)
 
 
-def parts(runs: Sequence[Run]) -> Table:
+def parts(runs: Sequence[SavedRun]) -> Table:
     """The partition of a step: milliseconds and share per run; the last row is the step."""
     present = [part for part in PARTS if any(run.record.parts_ms.get(part, 0) > 0 for run in runs)]
     totals = [sum(run.record.parts_ms.values()) for run in runs]
@@ -106,7 +106,7 @@ def parts(runs: Sequence[Run]) -> Table:
     )
 
 
-def cycle(run: Run) -> Table | None:
+def cycle(run: SavedRun) -> Table | None:
     """The critical cycle's ops in the order they run, ops without duration left out."""
     limit = run.record.limit
     if limit is None:
@@ -150,7 +150,7 @@ def stream_use(timeline: Timeline, window: Window) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["stream", "busy", "waiting"])
 
 
-def resources(run: Run, window: Window) -> Table:
+def resources(run: SavedRun, window: Window) -> Table:
     """How busy each stream and each modelled resource of a run is in steady state."""
     use = stream_use(run.timeline, window)
     status = run.record.status
@@ -180,7 +180,7 @@ def resources(run: Run, window: Window) -> Table:
     )
 
 
-def assumptions(runs: Sequence[Run]) -> Table | None:
+def assumptions(runs: Sequence[SavedRun]) -> Table | None:
     """What the runs rest on; an assumption that several runs share is listed once."""
     found: dict[tuple[str, ...], list[str]] = {}
     for run in runs:
@@ -201,7 +201,7 @@ def assumptions(runs: Sequence[Run]) -> Table | None:
     )
 
 
-def provenance(runs: Sequence[Run]) -> Table:
+def provenance(runs: Sequence[SavedRun]) -> Table:
     """How to get the runs again, one column each."""
     facts = [_facts(run) for run in runs]
     fields = list(dict.fromkeys(key for each in facts for key in each))
@@ -209,7 +209,7 @@ def provenance(runs: Sequence[Run]) -> Table:
     return Table(caption="Provenance", heads=("field", *(run.name for run in runs)), rows=rows)
 
 
-def _facts(run: Run) -> dict[str, str]:
+def _facts(run: SavedRun) -> dict[str, str]:
     facts = {str(key): _plain(value) for key, value in run.record.provenance.items() if value is not None}
     rests = run.record.critical_cycle_rests_on
     if rests:

@@ -24,14 +24,14 @@ from nestpipe.timeline import Timeline, from_frame, read_timeline, write_timelin
 from reports.runs.records import FORMAT, Record, decode, encode
 from traces.table import METADATA_KEY, read_table, to_timeline
 
-__all__ = ["RUN_FILE", "TIMELINE_FILE", "Run", "read_run", "read_side", "write_run"]
+__all__ = ["RUN_FILE", "TIMELINE_FILE", "SavedRun", "read_run", "read_side", "write_run"]
 
 RUN_FILE: Final = "run.json"
 TIMELINE_FILE: Final = "timeline.parquet"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Run:
+class SavedRun:
     """A run as read: its name, where it lies, its record and its Timeline."""
 
     name: str
@@ -102,7 +102,7 @@ def _is_empty_directory(path: Path) -> bool:
     return path.is_dir() and not any(path.iterdir())
 
 
-def read_run(directory: str | os.PathLike[str]) -> Run:
+def read_run(directory: str | os.PathLike[str]) -> SavedRun:
     """The run in a directory.
 
     Raises:
@@ -119,7 +119,7 @@ def read_run(directory: str | os.PathLike[str]) -> Run:
         raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from None
     record = decode(data, str(path))
     timeline = read_timeline(directory / TIMELINE_FILE)
-    return Run(name=record.name or directory.resolve().name, path=directory, record=record, timeline=timeline)
+    return SavedRun(name=record.name or directory.resolve().name, path=directory, record=record, timeline=timeline)
 
 
 def read_side(path: str | os.PathLike[str]) -> tuple[str, Timeline]:

@@ -26,8 +26,7 @@ import simpy
 from nestpipe.base import NS_PER_S, CaseError
 from nestpipe.ir import COLLECTIVES, Op, OpKind, Program, Resource
 from nestpipe.timeline import Timeline
-from sim.engine import Activity, FluidSystem
-from sim.engine import Resource as Shared
+from sim.engine import Activity, Capacity, FluidSystem
 from traces.workloads import CostFit
 
 __all__ = ["CalibratedCosts", "Machine", "OpSizes", "with_starts"]
@@ -136,12 +135,12 @@ class _Exchange:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Run:
+class _State:
     """The state of one simulation: the shared resources, when each lane was last busy, what each link has saved."""
 
     env: simpy.Environment
     fluid: FluidSystem
-    cores: Shared | None
+    cores: Capacity | None
     queue: simpy.Resource | None
     lane_end: dict[tuple[int, int], int] = field(default_factory=dict)
     links: list[_Link] = field(default_factory=list)
@@ -171,7 +170,7 @@ class CalibratedCosts:
     spread: Mapping[OpKind, float] = field(default_factory=dict)
     seed: int = 0
     gaps: dict[tuple[int, int], int] = field(default_factory=dict)
-    _run: _Run | None = None
+    _run: _State | None = None
     _lanes: dict[int, int] = field(default_factory=dict)
     _index: dict[OpName, int] = field(default_factory=dict)
 
@@ -247,7 +246,7 @@ class CalibratedCosts:
         process = self._compute(self._run, work) if isinstance(work, _Local) else self._exchange(self._run, work)
         return env.process(process)
 
-    def _begin(self, env: simpy.Environment) -> _Run:
+    def _begin(self, env: simpy.Environment) -> _State:
         machine, fluid = self.machine, FluidSystem(env)
         self.gaps.clear()
         links = [
@@ -265,16 +264,16 @@ class CalibratedCosts:
         if machine.cores is not None:
             cores = fluid.resource("cores", machine.cores * NS_PER_S)
             queue = simpy.Resource(env, capacity=max(round(machine.cores), 1)) if machine.run_to_completion else None
-        return _Run(env=env, fluid=fluid, cores=cores, queue=queue, links=links)
+        return _State(env=env, fluid=fluid, cores=cores, queue=queue, links=links)
 
-    def _gap(self, run: _Run, rank: int, lane: int, number: int) -> int:
+    def _gap(self, run: _State, rank: int, lane: int, number: int) -> int:
         """How long the lane takes to start an op; it sleeps if the op had to wait."""
         last = run.lane_end.get((rank, lane), 0)
         gap = self.machine.handoff_ns if int(run.env.now) > last else self.machine.issue_ns
         self.gaps[rank, number] = gap
         return gap
 
-    def _compute(self, run: _Run, work: _Local) -> Generator[simpy.Event, Any, None]:
+    def _compute(self, run: _State, work: _Local) -> Generator[simpy.Event, Any, None]:
         yield run.env.timeout(self._gap(run, work.rank, work.lane, work.op))
         ready = run.env.now
         began = run.env.now
@@ -290,7 +289,7 @@ class CalibratedCosts:
             yield run.env.timeout(max(int(began) + round(work.time_ns) - int(run.env.now), 0))
         run.lane_end[work.rank, work.lane] = int(run.env.now)
 
-    def _exchange(self, run: _Run, work: _Exchange) -> Generator[simpy.Event, Any, None]:
+    def _exchange(self, run: _State, work: _Exchange) -> Generator[simpy.Event, Any, None]:
         gaps = [self._gap(run, rank, work.lane, work.op) for rank in work.ranks]
         yield run.env.timeout(max(gaps))
         waits = yield from self._on_ranks(run, work.ranks, work.before_ns)
@@ -307,7 +306,9 @@ class CalibratedCosts:
         for rank in work.ranks:
             run.lane_end[rank, work.lane] = int(run.env.now)
 
-    def _on_ranks(self, run: _Run, ranks: Sequence[int], time_ns: float) -> Generator[simpy.Event, Any, Sequence[int]]:
+    def _on_ranks(
+        self, run: _State, ranks: Sequence[int], time_ns: float
+    ) -> Generator[simpy.Event, Any, Sequence[int]]:
         """A local part of a collective, on a core of every rank; how long each rank queued for its core."""
         if run.queue is not None:
             parts = [run.env.process(self._queue_for_core(run, run.queue, time_ns)) for _ in ranks]
@@ -316,7 +317,7 @@ class CalibratedCosts:
         yield run.env.all_of([self._on_cores(run, time_ns) for _ in ranks])
         return [0 for _ in ranks]
 
-    def _queue_for_core(self, run: _Run, queue: simpy.Resource, time_ns: float) -> Generator[simpy.Event, Any, int]:
+    def _queue_for_core(self, run: _State, queue: simpy.Resource, time_ns: float) -> Generator[simpy.Event, Any, int]:
         ready_ns = int(run.env.now)
         with queue.request() as core:
             yield core
@@ -324,13 +325,13 @@ class CalibratedCosts:
             yield run.env.timeout(round(time_ns))
         return began_ns - ready_ns
 
-    def _on_cores(self, run: _Run, time_ns: float) -> simpy.Event:
+    def _on_cores(self, run: _State, time_ns: float) -> simpy.Event:
         """Work of one lane that takes `time_ns` alone, on one of the shared cores."""
         uses = {run.cores: 1.0} if run.cores is not None else {}
         return run.fluid.start(Activity(work=time_ns, uses=uses, cap_per_s=NS_PER_S))
 
     def _transfer(
-        self, run: _Run, flows: Sequence[tuple[int, int, float]], links: Sequence[_Link]
+        self, run: _State, flows: Sequence[tuple[int, int, float]], links: Sequence[_Link]
     ) -> Generator[simpy.Event, Any, None]:
         """All flows at once; each takes its share of what its links have saved, then the wire."""
         ranks = self.machine.world_size
@@ -356,7 +357,7 @@ class CalibratedCosts:
         for each in links:
             each.end(int(run.env.now))
 
-    def _turns(self, run: _Run, left: float, links: Sequence[_Link]) -> Generator[simpy.Event, Any, float]:
+    def _turns(self, run: _State, left: float, links: Sequence[_Link]) -> Generator[simpy.Event, Any, float]:
         """Wait while other collectives keep the links busy, until `left` bytes of theirs have passed; what is left."""
         while left >= 1:
             used = [link for link in links if link.active]
@@ -389,7 +390,7 @@ class _Link:
     `rests` happens when the last of the transfers under way ends.
     """
 
-    resource: Shared
+    resource: Capacity
     rate: float
     size: float
     tokens: float

@@ -17,7 +17,7 @@ from sim.costs.demand import Demand, demands_of_case, origin_of
 from sim.costs.hardware import HardwareCosts
 from sim.engine import Bound, Jitter, TimedCosts, World, max_cycle_ratio, simulate
 from topologies.cluster import Cluster, load_cluster
-from traces.workloads import Case, Workload, batch_times
+from traces.workloads import Case, GrowthLaws, batch_times
 
 __all__ = [
     "Run",
@@ -78,7 +78,7 @@ def require_runnable(loop: Loop) -> None:
 
 def case_run(
     case: Case,
-    work: Workload,
+    work: GrowthLaws,
     loop: Loop,
     world_size: int,
     *,
@@ -267,7 +267,7 @@ def _origins(
     return found
 
 
-def case_step_ms(case: Case, work: Workload, loop: Loop, world_size: int, values: Mapping[str, float]) -> float:
+def case_step_ms(case: Case, work: GrowthLaws, loop: Loop, world_size: int, values: Mapping[str, float]) -> float:
     """Step latency in milliseconds by the cycle bound alone: what the simulation gives without jitter, sooner."""
     loop = case_loop(case, loop, values)
     costs = TimedCosts(batch_ns=batch_times(work, values, loop, world_size), micro_batches=loop.micro_batches)

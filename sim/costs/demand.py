@@ -19,7 +19,7 @@ from sim.network import group_transfer
 from topologies.cluster import Cluster
 from topologies.fabric import Fabric
 from traces.keys import KeyStatistics
-from traces.workloads import AcceleratorRates, Growth, Workload, WorkloadModel, batch_times, synthesise
+from traces.workloads import AcceleratorRates, Growth, GrowthLaws, WorkloadModel, batch_times, synthesise
 
 __all__ = ["Demand", "demands_of_case", "demands_of_model", "demands_of_preset", "num_owners", "origin_of"]
 
@@ -139,7 +139,7 @@ def demands_of_model(rows: pd.DataFrame, loop: Loop) -> dict[OpKind, Demand]:
 
 
 def demands_of_case(
-    work: Workload, assumptions: Mapping[str, float], loop: Loop, cluster: Cluster, world_size: int
+    work: GrowthLaws, assumptions: Mapping[str, float], loop: Loop, cluster: Cluster, world_size: int
 ) -> dict[OpKind, Demand]:
     """Demands that take the fitted times on `cluster`, and share its hardware where they overlap.
 

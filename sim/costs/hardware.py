@@ -26,7 +26,7 @@ import simpy
 from nestpipe.base import NS_PER_S, CaseError, ns_to_ms, split_evenly
 from nestpipe.ir import COLLECTIVES, Op, OpKind, Resource
 from sim.costs.demand import Demand
-from sim.engine import Activity, Actors, FluidSystem, Jitter, fluid
+from sim.engine import Activity, Actors, Capacity, FluidSystem, Jitter
 from sim.network import Transfer, group_transfer
 from topologies.cluster import Cluster, TierKind
 from topologies.fabric import Fabric
@@ -102,7 +102,7 @@ class HardwareCosts:
         self._fluid = FluidSystem(env)
         self._actors = actors
         self._actor_of = {int(rank): actor for actor, rank in enumerate(actors.ranks.tolist())}
-        self._resources: dict[tuple[str, int], fluid.Resource] = {}
+        self._resources: dict[tuple[str, int], Capacity] = {}
         sites = actors.groups.get(Resource.DOMAIN, np.zeros(len(actors.ranks), dtype=np.int64))
         self._site = sites
         self._ranks_at = np.bincount(sites, weights=actors.weights)
@@ -212,11 +212,11 @@ class HardwareCosts:
         alone_s = max(amount * share / self._capacity(name) for name, amount in amounts.items())
         return _Work(fixed, Activity(work=1.0, uses=uses, share=1.0 / alone_s, label=op.kind))
 
-    def _device(self, actor: int) -> fluid.Resource:
+    def _device(self, actor: int) -> Capacity:
         """The device of an actor; its capacity is one device, work on it is in seconds."""
         return self._resource("device", actor, 1.0)
 
-    def _local_resource(self, name: str, actor: int) -> tuple[fluid.Resource, int]:
+    def _local_resource(self, name: str, actor: int) -> tuple[Capacity, int]:
         """The resource of this actor, and how many ranks like it are on it."""
         if name in ("h2d", "d2h"):
             part, alike = actor, 1
@@ -226,7 +226,7 @@ class HardwareCosts:
             alike = int(self._actors.alike[partition][actor])
         return self._resource(name, part, self._capacity(name)), alike
 
-    def _resource(self, name: str, part: int, capacity: float) -> fluid.Resource:
+    def _resource(self, name: str, part: int, capacity: float) -> Capacity:
         found = self._resources.get((name, part))
         if found is None:
             found = self._resources[name, part] = self._fluid.resource(f"{name} {part}", capacity)
@@ -244,7 +244,7 @@ class HardwareCosts:
     def _latency_ns(self, resource: Resource) -> int:
         return round(self._transfer(OpKind.ALL_TO_ALL_ROWS, resource, 1e-9).time_s * NS_PER_S)
 
-    def _link_uses(self, found: Transfer, members: Sequence[int], group_size: int) -> dict[fluid.Resource, float]:
+    def _link_uses(self, found: Transfer, members: Sequence[int], group_size: int) -> dict[Capacity, float]:
         """Bytes on a link of each kind, averaged over all links of the kind at each site that the group touches."""
         weights = np.bincount(
             self._site[list(members)],
@@ -252,7 +252,7 @@ class HardwareCosts:
             minlength=len(self._ranks_at),
         )
         groups = weights.sum() / group_size
-        uses: dict[fluid.Resource, float] = {}
+        uses: dict[Capacity, float] = {}
         for load in found.loads:
             if load.bytes_per_link <= 0 or load.utilisation <= 0:
                 continue

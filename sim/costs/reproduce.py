@@ -9,7 +9,7 @@ from nestpipe.ir import Loop, Resource
 from nestpipe.schedules import load
 from nestpipe.timeline import scaling_efficiency, speedup
 from sim.costs.case import Run, case_loop, case_run, case_step_ms, require_runnable
-from traces.workloads import Case, Workload, workload
+from traces.workloads import Case, GrowthLaws, growth_laws
 
 __all__ = [
     "Reproduction",
@@ -62,7 +62,7 @@ class Reproduction:
     """Everything `nestpipe reproduce` shows."""
 
     case: Case
-    work: Workload
+    work: GrowthLaws
     rows: tuple[Row, ...]
     runs: Mapping[tuple[str, int], Run]
     sensitivities: tuple[Sensitivity, ...]
@@ -76,7 +76,7 @@ def reproduce(case: Case, *, steps: int = 20, progress: Callable[[str], None] = 
         steps: batches per run.
         progress: told of each run as it starts.
     """
-    work = workload(case)
+    work = growth_laws(case)
     values = case.values()
     loops = {each.method: case_loop(case, load(each.schedule), values) for each in case.methods}
     for loop in loops.values():
@@ -170,7 +170,7 @@ def varied(values: Mapping[str, float], name: str, to: float) -> dict[str, float
     return changed
 
 
-def sensitivities(case: Case, work: Workload, progress: Callable[[str], None] = lambda _: None) -> list[Sensitivity]:
+def sensitivities(case: Case, work: GrowthLaws, progress: Callable[[str], None] = lambda _: None) -> list[Sensitivity]:
     """Every assumption at both ends of its range, one at a time, for every method at the headline size."""
     values = case.values()
     world_size = case.headline_world_size

@@ -3,7 +3,7 @@
 from sim.engine.bound import Bound, max_cycle_ratio
 from sim.engine.costs import Jitter, TimedCosts, Work
 from sim.engine.engine import simulate
-from sim.engine.fluid import Activity, FluidSystem, Resource
+from sim.engine.fluid import Activity, Capacity, FluidSystem
 from sim.engine.folding import Actors, World
 from sim.engine.maxmin import MaxMin
 from sim.engine.recursion import rank_step_ns
@@ -13,10 +13,10 @@ __all__ = [
     "Activity",
     "Actors",
     "Bound",
+    "Capacity",
     "FluidSystem",
     "Jitter",
     "MaxMin",
-    "Resource",
     "Scales",
     "TimedCosts",
     "Work",

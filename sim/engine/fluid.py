@@ -26,13 +26,13 @@ from simpy.events import EventPriority
 from nestpipe.base import NS_PER_S
 from sim.engine.maxmin import MaxMin
 
-__all__ = ["Activity", "FluidSystem", "Resource", "ResourceUse"]
+__all__ = ["Activity", "Capacity", "FluidSystem", "ResourceUse"]
 
 _ROUNDING = 1e-9  # ns: work that ends this close after a nanosecond ends at it
 
 
 @dataclass(frozen=True, slots=True)
-class Resource:
+class Capacity:
     """A handle to a resource of one `FluidSystem`."""
 
     index: int
@@ -53,7 +53,7 @@ class Activity:
     """
 
     work: float
-    uses: Mapping[Resource, float] = field(default_factory=dict)
+    uses: Mapping[Capacity, float] = field(default_factory=dict)
     cap_per_s: float | None = None
     share: float = 1.0
     label: str = ""
@@ -94,7 +94,7 @@ class FluidSystem:
         self.env = env
         self.num_solves = 0
         self._shares = MaxMin([])
-        self._resources: list[Resource] = []
+        self._resources: list[Capacity] = []
         self._spare_caps: list[int] = []
         self._cap_of: dict[int, int] = {}
         self._next = 0
@@ -110,7 +110,7 @@ class FluidSystem:
         self._busy_since: list[int | None] = []
         self._busy: list[int] = []
 
-    def resource(self, name: str, capacity_per_s: float) -> Resource:
+    def resource(self, name: str, capacity_per_s: float) -> Capacity:
         """A new resource.
 
         Raises:
@@ -119,7 +119,7 @@ class FluidSystem:
         if not (math.isfinite(capacity_per_s) and capacity_per_s > 0):
             raise ValueError(f"resource {name!r}: capacity_per_s must be positive and finite, got {capacity_per_s}")
         index = self._shares.add_resource(capacity_per_s / NS_PER_S)
-        found = Resource(index, name, capacity_per_s)
+        found = Capacity(index, name, capacity_per_s)
         self._resources.append(found)
         self._grow()
         return found
@@ -130,7 +130,7 @@ class FluidSystem:
         self._busy += [0] * missing
         self._busy_since += [None] * missing
 
-    def set_capacity(self, resource: Resource, capacity_per_s: float) -> None:
+    def set_capacity(self, resource: Capacity, capacity_per_s: float) -> None:
         """Changes a capacity from now on, for example while communication kernels take part of a device."""
         if not (math.isfinite(capacity_per_s) and capacity_per_s > 0):
             raise ValueError(f"resource {resource.name!r}: capacity_per_s must be positive, got {capacity_per_s}")

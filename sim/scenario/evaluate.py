@@ -27,7 +27,7 @@ from sim.scenario.file import Scenario
 from sim.scenario.goodput import goodput
 from sim.scenario.grid import Configuration, Grid, Value, loop_of, with_value
 from sim.scenario.memory import Need, memory_need
-from sim.scenario.sections import Cluster
+from sim.scenario.sections import ClusterChoice
 from sim.scenario.times import STATUSES, OpTimes, Place, drawn_assumptions, op_times, rests_on
 
 __all__ = ["COLUMNS", "Evaluator", "Row", "Steps", "with_keys_known"]
@@ -371,8 +371,8 @@ def _goodput(scenario: Scenario, world_size: int) -> float:
     return found.expected
 
 
-def _cluster(scenario: Scenario, name: str) -> Cluster:
-    return scenario.clusters[name] if scenario.clusters else Cluster()
+def _cluster(scenario: Scenario, name: str) -> ClusterChoice:
+    return scenario.clusters[name] if scenario.clusters else ClusterChoice()
 
 
 def _bytes(size: int | str | None) -> int | None:

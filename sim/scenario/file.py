@@ -15,7 +15,7 @@ from nestpipe.base import CaseError, Config, read_yaml, unknown_name
 from nestpipe.schedules import names
 from sim.scenario.sections import (
     POSITIVE,
-    Cluster,
+    ClusterChoice,
     Constraints,
     Factors,
     Failures,
@@ -46,7 +46,7 @@ class Scenario(Config, frozen=True, kw_only=True):
     scenario: str
     title: str = ""
     workload: WorkloadChoice
-    clusters: dict[str, Cluster] = msgspec.field(default_factory=dict)
+    clusters: dict[str, ClusterChoice] = msgspec.field(default_factory=dict)
     schedules: tuple[str, ...]
     world_sizes: tuple[int, ...]
     base_world_size: int | None = None

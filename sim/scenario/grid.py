@@ -23,12 +23,11 @@ from nestpipe.ir import Loop, OpKind, Resource, with_micro_batches
 from nestpipe.schedules import load
 from sim.scenario.assumptions import check_assumptions
 from sim.scenario.file import Scenario
-from sim.scenario.sections import Cluster, Keys, Range
-from topologies.cluster import Cluster as Hardware
-from topologies.cluster import load_cluster
+from sim.scenario.sections import ClusterChoice, Keys, Range
+from topologies.cluster import Cluster, load_cluster
 from traces.keys import KeyRatios, read_key_files
 from traces.table import read_table
-from traces.workloads import ASSUMPTIONS, Case, Workload, WorkloadModel, load_case, preset, workload
+from traces.workloads import ASSUMPTIONS, Case, GrowthLaws, WorkloadModel, growth_laws, load_case, preset
 
 __all__ = [
     "AUTO_MICRO_BATCHES_MAX",
@@ -98,7 +97,7 @@ class Grid:
     model: WorkloadModel | None = None
     keys: KeyRatios | None = None
     trace: pd.DataFrame | None = None
-    hardware: Mapping[str, Hardware] = field(default_factory=dict)
+    hardware: Mapping[str, Cluster] = field(default_factory=dict)
     staleness: Mapping[tuple[str, int], int | str] = field(default_factory=dict)
 
     @classmethod
@@ -149,14 +148,14 @@ class Grid:
         return self.scenario.workload.recorded_batch_per_worker if self.case is None else self.case.batch_per_worker
 
     @cached_property
-    def law(self) -> Workload | None:
+    def law(self) -> GrowthLaws | None:
         """The fit of the case, where the workload is one."""
-        return None if self.case is None else workload(self.case)
+        return None if self.case is None else growth_laws(self.case)
 
     @cached_property
-    def clusters(self) -> Mapping[str, Cluster]:
+    def clusters(self) -> Mapping[str, ClusterChoice]:
         """The candidate clusters by name."""
-        return self.scenario.clusters or {OWN_CLUSTER: Cluster()}
+        return self.scenario.clusters or {OWN_CLUSTER: ClusterChoice()}
 
     @cached_property
     def variants(self) -> tuple[Variant, ...]:
@@ -301,7 +300,7 @@ def loop_of(grid: Grid, variant: Variant) -> Loop:
     return with_micro_batches(grid.loops[variant.schedule], variant.micro_batches)
 
 
-def _filled(scenario: Scenario, hardware: Mapping[str, Hardware]) -> Scenario:
+def _filled(scenario: Scenario, hardware: Mapping[str, Cluster]) -> Scenario:
     """The scenario with prices, memory and sizes of clusters taken from their topologies where it gives none.
 
     Raises:

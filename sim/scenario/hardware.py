@@ -11,9 +11,9 @@ from nestpipe.ir import ALL_TO_ALLS, COLLECTIVES, COMPUTE, Loop, MicroBlock, Op,
 from sim.costs import Demand, HardwareCosts, demands_of_case, demands_of_preset, home_cluster, num_owners
 from sim.engine import Jitter
 from sim.scenario.sections import Factors, MicroBatching
-from topologies.cluster import Cluster as Hardware
+from topologies.cluster import Cluster
 from traces.keys import KeyRatios
-from traces.workloads import Case, Workload, WorkloadModel
+from traces.workloads import Case, GrowthLaws, WorkloadModel
 
 __all__ = ["blocks_of", "case_demands", "changed", "hardware_costs", "hardware_times", "model_demands"]
 
@@ -24,7 +24,7 @@ _COMPUTED = COMPUTE | {OpKind.DEDUP}
 
 def model_demands(
     model: WorkloadModel,
-    hardware: Hardware,
+    hardware: Cluster,
     loop: Loop,
     *,
     batch_per_worker: int,
@@ -46,7 +46,7 @@ def model_demands(
 
 
 def case_demands(
-    case: Case, law: Workload, assumptions: Mapping[str, float], loop: Loop, world_size: int
+    case: Case, law: GrowthLaws, assumptions: Mapping[str, float], loop: Loop, world_size: int
 ) -> dict[OpKind, Demand]:
     """What a case's ops ask for, worked out on the case's own topology, to be met by another one.
 
@@ -88,7 +88,7 @@ def changed(
 
 
 def hardware_costs(
-    hardware: Hardware,
+    hardware: Cluster,
     demands: Mapping[OpKind, Demand],
     loop: Loop,
     *,

@@ -13,7 +13,7 @@ from sim.costs import status_of
 from sim.scenario.constraints import better
 from sim.scenario.evaluate import Evaluator, Row, base_world_size
 from sim.scenario.grid import Configuration, Grid, Variant
-from sim.scenario.sections import Cluster, Factors, MicroBatching
+from sim.scenario.sections import ClusterChoice, Factors, MicroBatching
 from sim.scenario.times import STATUSES
 
 __all__ = ["WORLD_SIZE_MAX", "Scaling", "require_plain", "scale"]
@@ -156,7 +156,7 @@ def _status(grid: Grid, row: Row) -> str:
     if grid.case is None:
         return max(STATUSES, key=lambda name: row[name] or 0.0)
     scenario = grid.scenario
-    cluster = scenario.clusters.get(str(row["cluster"]), Cluster())
+    cluster = scenario.clusters.get(str(row["cluster"]), ClusterChoice())
     own = cluster.factors.combined(scenario.factors) == Factors() and scenario.micro_batching == MicroBatching()
     if not own or scenario.is_random or row["batch_per_worker"] != grid.case.batch_per_worker:
         return "assumed"

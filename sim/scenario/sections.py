@@ -14,7 +14,7 @@ from nestpipe.ir import OpKind
 __all__ = [
     "METRICS",
     "POSITIVE",
-    "Cluster",
+    "ClusterChoice",
     "Constraints",
     "Factors",
     "Failures",
@@ -172,7 +172,7 @@ class Factors(Config, frozen=True, kw_only=True):
         )
 
 
-class Cluster(Config, frozen=True, kw_only=True):
+class ClusterChoice(Config, frozen=True, kw_only=True):
     """A candidate cluster: how it differs from the workload's own, its memory and its price.
 
     With a `topology`, name or file, times follow from it, and what is not given here is taken from it. Memory is given

@@ -22,7 +22,7 @@ from sim.scenario.file import Scenario
 from sim.scenario.grid import Grid
 from sim.scenario.hardware import blocks_of, case_demands, changed, hardware_costs, hardware_times, model_demands
 from sim.scenario.sections import Factors
-from traces.workloads import Case, Growth, Workload, batch_times
+from traces.workloads import Case, Growth, GrowthLaws, batch_times
 
 __all__ = ["STATUSES", "OpTimes", "Place", "drawn_assumptions", "op_times", "rests_on"]
 
@@ -116,7 +116,7 @@ def _on_hardware(
     loop: Loop,
     place: Place,
     values: dict[str, float] | None,
-    law: Workload | None,
+    law: GrowthLaws | None,
     touched: frozenset[OpKind],
 ) -> OpTimes:
     hardware = grid.hardware[place.cluster]
@@ -192,7 +192,7 @@ def _values(
     return values
 
 
-def _at_batch(law: Workload, ratio: float) -> Workload:
+def _at_batch(law: GrowthLaws, ratio: float) -> GrowthLaws:
     """The laws at another batch."""
     return replace(
         law,

@@ -1,6 +1,6 @@
 """The work of a step: published cases, models, measured cost tables."""
 
-from traces.workloads.case import ASSUMPTIONS, Case, Growth, Workload, batch_times, load_case, workload
+from traces.workloads.case import ASSUMPTIONS, Case, Growth, GrowthLaws, batch_times, growth_laws, load_case
 from traces.workloads.cost_table import (
     COST_COLUMNS,
     CostFit,
@@ -23,11 +23,12 @@ __all__ = [
     "CostFit",
     "CostTable",
     "Growth",
-    "Workload",
+    "GrowthLaws",
     "WorkloadModel",
     "batch_times",
     "costs_of",
     "fit_kind",
+    "growth_laws",
     "key_uses",
     "load_case",
     "preset",
@@ -35,5 +36,4 @@ __all__ = [
     "resample",
     "summarise",
     "synthesise",
-    "workload",
 ]

@@ -28,14 +28,14 @@ __all__ = [
     "FitRow",
     "Growth",
     "GrowthLaw",
+    "GrowthLaws",
     "Method",
     "Published",
-    "Workload",
     "batch_times",
     "case_names",
     "fit",
+    "growth_laws",
     "load_case",
-    "workload",
 ]
 
 Mechanism = Literal["constant", "per_peer", "log2", "power"]
@@ -306,7 +306,7 @@ class Growth:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
+class GrowthLaws:
     """What the fit knows: a growth law each for the lookup path, the All2All and the compute."""
 
     lookup: Growth
@@ -314,7 +314,7 @@ class Workload:
     compute: Growth
 
 
-def fit(rows: tuple[FitRow, ...], laws: Laws) -> Workload:
+def fit(rows: tuple[FitRow, ...], laws: Laws) -> GrowthLaws:
     """Growth laws through the baseline's rows: exact with as many rows as numbers, least squares with more."""
 
     def law(mechanism: Mechanism, quantity: str) -> Growth:
@@ -328,19 +328,19 @@ def fit(rows: tuple[FitRow, ...], laws: Laws) -> Workload:
         b, a = np.polyfit(sizes - 1 if mechanism == "per_peer" else np.log2(sizes), times, 1)
         return Growth(mechanism=mechanism, a=float(a), b=float(b))
 
-    return Workload(
+    return GrowthLaws(
         lookup=law(laws.lookup.mechanism, "lookup_ms"),
         communication=law(laws.communication.mechanism, "communication_ms"),
         compute=law(laws.compute.mechanism, "compute_ms"),
     )
 
 
-def workload(case: Case) -> Workload:
+def growth_laws(case: Case) -> GrowthLaws:
     """The fit of a case."""
     return fit(case.fit, case.growth)
 
 
-def batch_times(work: Workload, assumptions: Mapping[str, float], loop: Loop, world_size: int) -> dict[OpKind, int]:
+def batch_times(work: GrowthLaws, assumptions: Mapping[str, float], loop: Loop, world_size: int) -> dict[OpKind, int]:
     """Nanoseconds per batch of each op kind of `loop` at `world_size`.
 
     The lookup path is dedup plus stages in fixed shares. Row and gradient All2All share the communication time; on a

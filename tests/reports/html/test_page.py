@@ -22,15 +22,15 @@ from reports.html.tables import metrics as metrics_table
 from reports.html.tables import resources, stream_use
 from reports.html.timeline import choose, timeline_payload
 from reports.runs.records import Record, decode, encode, rows_frame
-from reports.runs.runs import Run
+from reports.runs.runs import SavedRun
 from sim.engine.costs import Jitter
 from tests.reports import chromium as reports_chromium
 from tests.reports.examples import record, results, timeline
 
 
-def _run(name: str, run: Timeline, schedule: str = "nestpipe", path: Path = Path("nowhere"), **more: Any) -> Run:
+def _run(name: str, run: Timeline, schedule: str = "nestpipe", path: Path = Path("nowhere"), **more: Any) -> SavedRun:
     result: Record = decode(encode({"format": "nestpipe run v1", **record(run, schedule, **more)}), name)
-    return Run(name=name, path=path, record=result, timeline=run)
+    return SavedRun(name=name, path=path, record=result, timeline=run)
 
 
 def _curve() -> list[dict[str, Any]]:
@@ -58,7 +58,7 @@ def _many_ranks(num_ranks: int) -> Timeline:
 
 
 @pytest.fixture(scope="module")
-def two() -> list[Run]:
+def two() -> list[SavedRun]:
     assumptions = [{"name": "micro_batches", "value": 8, "low": 4, "high": 16, "why": "the ratio is 1/8"}]
     jittered = timeline("nestpipe", ranks=12, fold_ranks=False, jitter=Jitter(cv=0.1, seed=1, stragglers={5: 1.3}))
     return [
@@ -68,7 +68,7 @@ def two() -> list[Run]:
 
 
 @pytest.fixture(scope="module")
-def html(two: list[Run]) -> str:
+def html(two: list[SavedRun]) -> str:
     return page(two, made="made by a test")
 
 
@@ -125,7 +125,7 @@ def test_the_page_has_every_section_and_fetches_nothing(html: str) -> None:
     }
 
 
-def test_tables_hold_plain_numbers_of_the_run(html: str, two: list[Run]) -> None:
+def test_tables_hold_plain_numbers_of_the_run(html: str, two: list[SavedRun]) -> None:
     tables = {table[0][0]: table for table in _Outline(html).tables}
     step = tables["part"][-1]
     assert step[0] == "step"
@@ -138,7 +138,7 @@ def test_tables_hold_plain_numbers_of_the_run(html: str, two: list[Run]) -> None
     assert ["micro_batches", "8", "4 to 16", "", "the ratio is 1/8", "nested"] in tables["assumption"]
 
 
-def test_every_number_of_a_run_has_its_status(two: list[Run]) -> None:
+def test_every_number_of_a_run_has_its_status(two: list[SavedRun]) -> None:
     table = metrics_table(two[:1])
     assert table.heads == ("metric", "unit", "value", "status", "published", "error (%)")
     assert {row[3] for row in table.rows} == {"predicted"}
@@ -176,7 +176,7 @@ def test_names_from_outside_cannot_become_markup() -> None:
     assert _payload(html)["runs"][0]["name"] == name
 
 
-def test_runs_of_one_name_are_told_apart(two: list[Run]) -> None:
+def test_runs_of_one_name_are_told_apart(two: list[SavedRun]) -> None:
     html = page([two[0], replace(two[1], name="baseline")])
     assert [run["name"] for run in _payload(html)["runs"]] == ["baseline", "baseline (2)"]
 
@@ -192,7 +192,7 @@ def test_stream_use_agrees_with_the_partition_where_nothing_overlaps() -> None:
     assert (use["waiting"] == 0).all()
 
 
-def test_the_payload_places_every_op_where_the_timeline_has_it(two: list[Run]) -> None:
+def test_the_payload_places_every_op_where_the_timeline_has_it(two: list[SavedRun]) -> None:
     run = two[1].timeline
     window = steady_window(run)
     payload = timeline_payload(run, window, choose(run, window, ranks=[5]), "x")
@@ -238,7 +238,7 @@ def test_a_page_of_1536_ranks_stays_small() -> None:
     assert "of 1,536" in html
 
 
-def test_ranks_that_a_run_does_not_hold_are_refused(two: list[Run]) -> None:
+def test_ranks_that_a_run_does_not_hold_are_refused(two: list[SavedRun]) -> None:
     with pytest.raises(TraceError, match="nowhere: rank 99 is not in the run; it holds 0"):
         page(two, ranks=[99])
     with pytest.raises(TraceError, match="at least one run"):
@@ -255,7 +255,7 @@ def test_only_exports_that_exist_are_linked(tmp_path: Path) -> None:
     assert "gone.json" not in html
 
 
-def test_rows_become_the_long_table_of_the_plots(two: list[Run]) -> None:
+def test_rows_become_the_long_table_of_the_plots(two: list[SavedRun]) -> None:
     frame = rows_frame(two[0].record.curve)
     assert len(frame) == len(results())
     assert frame["published"].notna().sum() == results()["published"].notna().sum()
@@ -313,7 +313,7 @@ def test_timelines_are_drawn_in_colour(opened: reports_chromium.Page) -> None:
         assert colours.get(colour, 0) > 100, colour
 
 
-def test_pointing_at_an_op_tells_when_it_ran(opened: reports_chromium.Page, two: list[Run]) -> None:
+def test_pointing_at_an_op_tells_when_it_ran(opened: reports_chromium.Page, two: list[SavedRun]) -> None:
     view = lanes(two[1].timeline, rank=5, steps=2)
     state = _state(opened)
     opened.value("document.querySelectorAll('.rank')[1].value = '0'")

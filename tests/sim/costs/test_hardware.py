@@ -19,11 +19,11 @@ from sim.engine.folding import World
 from sim.network.group_transfer import group_transfer
 from topologies.cluster import load_cluster
 from topologies.fabric import Fabric
-from traces.workloads.case import batch_times, load_case, workload
+from traces.workloads.case import batch_times, growth_laws, load_case
 from traces.workloads.models import preset
 
 CASE = load_case("nestpipe_paper")
-WORK = workload(CASE)
+WORK = growth_laws(CASE)
 ASCEND = load_cluster("ascend_910b")
 H100 = load_cluster("dgx_h100")
 

@@ -20,7 +20,7 @@ from sim.scenario.grid import Grid
 from sim.scenario.memory import buffer_sizes, memory_need
 from sim.scenario.sections import Factors
 from tests.sim.scenario.scenarios import PLAIN, PRICED, RANDOM, grid, scenario, write
-from traces.workloads.case import batch_times, load_case, workload
+from traces.workloads.case import batch_times, growth_laws, load_case
 
 CASE = load_case("nestpipe_paper")
 
@@ -32,7 +32,7 @@ def _row(found: Grid, index: int = 0) -> dict[str, object]:
 @pytest.mark.parametrize("name", names())
 def test_without_factors_the_step_is_that_of_the_case(name: str) -> None:
     found = grid(PLAIN, schedules=(name,), micro_batches=None, world_sizes=(1536,))
-    expected = case_step_ms(CASE, workload(CASE), load(name), 1536, CASE.values())
+    expected = case_step_ms(CASE, growth_laws(CASE), load(name), 1536, CASE.values())
     assert _row(found)["step_ms"] == pytest.approx(expected, rel=1e-9)
 
 
@@ -53,7 +53,7 @@ def test_the_bound_of_a_row_equals_the_simulation(name: str) -> None:
 def test_the_recursion_is_the_engine(name: str) -> None:
     loop = case_loop(CASE, load(name), CASE.values(), 4 if load(name).micro_batches > 1 else None)
     costs = TimedCosts(
-        batch_ns=batch_times(workload(CASE), CASE.values(), loop, 12),
+        batch_ns=batch_times(growth_laws(CASE), CASE.values(), loop, 12),
         micro_batches=loop.micro_batches,
         jitter=Jitter(cv=0.2, stragglers={3: 1.7, 5: 1.2}, seed=5),
     )
@@ -85,7 +85,7 @@ def test_a_factor_moves_what_it_names_and_that_counts_as_assumed(factor: str, ki
 
 
 def test_bandwidth_leaves_the_part_per_peer_and_peer_cost_leaves_the_bytes() -> None:
-    law = workload(CASE).communication
+    law = growth_laws(CASE).communication
     fast = Evaluator(grid=grid(PLAIN, schedules=("sync",), world_sizes=(1536,), factors=Factors(link_bandwidth=1e12)))
     times = fast.steps(fast.grid[0]).times.batch_ns
     sent = (times[OpKind.ALL_TO_ALL_ROWS] + times[OpKind.ALL_TO_ALL_GRADS]) / 1e6
@@ -187,7 +187,7 @@ steps: 12
 def test_a_trace_plans_from_what_was_recorded(tmp_path: Path) -> None:
     run = simulate(
         unroll(load("sync"), 8),
-        TimedCosts(batch_ns=batch_times(workload(CASE), CASE.values(), load("sync"), 16)),
+        TimedCosts(batch_ns=batch_times(growth_laws(CASE), CASE.values(), load("sync"), 16)),
         World(world_size=16),
     )
     frame = run.frame().astype({"stream": str, "kind": str, "op": str})

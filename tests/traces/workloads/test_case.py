@@ -14,7 +14,7 @@ from nestpipe.ir import OpKind, with_micro_batches
 from nestpipe.schedules import load, names
 from sim.costs.reproduce import varied
 from tests.paths import ROOT
-from traces.workloads.case import FitRow, GrowthLaw, Laws, batch_times, fit, load_case, workload
+from traces.workloads.case import FitRow, GrowthLaw, Laws, batch_times, fit, growth_laws, load_case
 
 TEXT = (ROOT / "traces" / "cases" / "nestpipe_paper.yaml").read_text(encoding="utf-8")
 
@@ -48,7 +48,7 @@ def test_one_row_does_not_grow() -> None:
 @pytest.mark.parametrize("world_size", [128, 700, 1536])
 def test_the_stages_of_the_lookup_path_sum_to_the_fitted_lookup_path(name: str, world_size: int) -> None:
     case = load_case("nestpipe_paper")
-    work = workload(case)
+    work = growth_laws(case)
     loop = load(name)
     times = batch_times(work, case.values(), loop, world_size)
     path = (OpKind.DEDUP, OpKind.READ, OpKind.COPY_H2D, OpKind.ALL_TO_ALL_KEYS, OpKind.LOOKUP, OpKind.WRITE_BACK)
@@ -65,12 +65,12 @@ def test_only_the_baseline_is_read_by_the_fit() -> None:
 
     from traces.workloads.case import Case
 
-    assert workload(msgspec.convert(document, Case)) == workload(load_case("nestpipe_paper"))
+    assert growth_laws(msgspec.convert(document, Case)) == growth_laws(load_case("nestpipe_paper"))
 
 
 def test_a_domain_shortens_the_all_to_all_and_not_the_lookup() -> None:
     case = load_case("nestpipe_paper")
-    work, values = workload(case), case.values()
+    work, values = growth_laws(case), case.values()
     world = batch_times(work, values, load("sync"), 1536)
     domain = batch_times(work, values, load("2d_sp"), 1536)
     assert domain[OpKind.ALL_TO_ALL_ROWS] == batch_times(work, values, load("sync"), 128)[OpKind.ALL_TO_ALL_ROWS]
@@ -79,7 +79,7 @@ def test_a_domain_shortens_the_all_to_all_and_not_the_lookup() -> None:
 
 def test_repeated_rows_only_cost_where_there_are_micro_batches() -> None:
     case = load_case("nestpipe_paper")
-    work, values = workload(case), {**case.values(), "row_duplication": 1.25}
+    work, values = growth_laws(case), {**case.values(), "row_duplication": 1.25}
     plain, split = (batch_times(work, values, with_micro_batches(load("fwp"), n), 1536) for n in (1, 8))
     assert split[OpKind.ALL_TO_ALL_ROWS] == pytest.approx(1.25 * plain[OpKind.ALL_TO_ALL_ROWS])
 
