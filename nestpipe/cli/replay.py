@@ -74,8 +74,14 @@ def _as_recorded(frame: pd.DataFrame, paths: list[Path], output: Format, **scale
         return
     facts = provenance(traces=[path.name for path in paths], **scales)
     if output is Format.JSON:
-        worst = float(result.steps["relative_error"].abs().max())
-        document = {"provenance": facts, "steps": result.steps.to_dict("records"), "worst_relative_error": worst}
+        rows = [
+            {**row, "relative_error": error if (error := row["relative_error"]) == error else None}
+            for row in result.steps.to_dict("records")
+        ]
+        worst = max((abs(row["relative_error"]) for row in rows if row["relative_error"] is not None), default=None)
+        document = {"provenance": facts, "steps": rows, "worst_relative_error": worst}
+        if result.notes:
+            document["notes"] = list(result.notes)
         typer.echo(json.dumps(document, indent=1))
         return
     for key, value in facts.items():
@@ -88,6 +94,7 @@ def _as_recorded(frame: pd.DataFrame, paths: list[Path], output: Format, **scale
         Column(name="relative_error", header="change (%)", digits=2, scale=100, sign=True),
     ]
     typer.echo(text(steps, columns))
+    typer.echo("".join(f"\nnote: {note}" for note in result.notes), nl=bool(result.notes))
 
 
 def _under_schedule(

@@ -75,6 +75,27 @@ class Window:
     first: int
     last: int
 
+    @classmethod
+    def of(cls, num_steps: int, *, first: int, last: int, ahead: int) -> Window:
+        """The second half of the steps from `first` to `last`, less the epilogue.
+
+        Args:
+            num_steps: how many steps ended.
+            first, last: their numbers.
+            ahead: batches that the pipeline prefetches.
+
+        Raises:
+            TraceError: if fewer than two steps are left.
+        """
+        last -= max(ahead, 0)
+        first = max(last // 2, first)
+        if last <= first:
+            raise TraceError(
+                f"{num_steps} steps leave no steady state behind a pipeline {ahead} batches deep; "
+                f"run at least {2 * ahead + 4}"
+            )
+        return cls(first=first, last=last)
+
     @property
     def steps(self) -> int:
         """Number of steps in the window."""
@@ -131,15 +152,8 @@ def steady_window(timeline: Timeline) -> Window:
         TraceError: if fewer than two steps are left.
     """
     steps, _ = step_ends(timeline)
-    ahead = (timeline.ops["batch"] - timeline.ops["step"]).max()
-    last = int(steps.max()) - max(int(ahead), 0)
-    first = max(last // 2, int(steps.min()))
-    if last <= first:
-        raise TraceError(
-            f"{len(steps)} steps leave no steady state behind a pipeline {ahead} batches deep; "
-            f"run at least {2 * ahead + 4}"
-        )
-    return Window(first=first, last=last)
+    ahead = int((timeline.ops["batch"] - timeline.ops["step"]).max())
+    return Window.of(len(steps), first=int(steps.min()), last=int(steps.max()), ahead=ahead)
 
 
 def partition(timeline: Timeline, window: Window | None = None) -> pd.DataFrame:
@@ -195,11 +209,16 @@ def measure(timeline: Timeline, *, global_batch: int | None = None, window: Wind
         timeline: simulated or measured.
         global_batch: samples per step over all ranks; needed for `qps`.
         window: the steps to average over; by default `steady_window`.
+
+    Raises:
+        TraceError: if no steady step is left, or steps take no time.
     """
     window = window or steady_window(timeline)
     weights = timeline.weights / timeline.weights.sum()
     parts = {str(name): float(value) for name, value in partition(timeline, window).mul(weights, axis=0).sum().items()}
     step_ns = sum(parts.values())
+    if not step_ns > 0:
+        raise TraceError("the steady steps take no time: every op takes 0 ns; give at least one op a time")
     embedding = np.isin(timeline.ops["kind"], [kind.value for kind in _EMBEDDING_COMMUNICATION])
     batches = timeline.ops["batch"].to_numpy()
     mine = embedding & (batches > window.first) & (batches <= window.last)

@@ -200,7 +200,8 @@ class HardwareCosts:
         if compute_ns and self.communication_share:
             device_s = compute_ns * share / NS_PER_S
             uses = {self._device(actor): device_s}
-            return _Work(0, Activity(work=1.0, uses=uses, share=1.0 / device_s, label=op.kind))
+            fixed = round(demand.fixed_ns * share)
+            return _Work(fixed, Activity(work=1.0, uses=uses, share=1.0 / device_s, label=op.kind))
         fixed = round((demand.fixed_ns + compute_ns) * share)
         amounts = self._amounts(demand)
         if not amounts:

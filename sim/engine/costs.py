@@ -80,8 +80,10 @@ class Jitter:
         if not 0 <= self.cv < 10:
             raise CaseError(f"jitter must be a coefficient of variation between 0 and 10, got {self.cv}")
         for rank, factor in self.stragglers.items():
-            if rank < 0 or factor <= 0:
-                raise CaseError(f"a straggler is RANK:FACTOR with rank >= 0 and factor > 0, got {rank}:{factor}")
+            if rank < 0 or not 0 < factor < np.inf:
+                raise CaseError(
+                    f"a straggler is RANK:FACTOR, rank >= 0, factor positive and finite, got {rank}:{factor}"
+                )
 
     def colours(self, world_size: int) -> Sequence[int] | None:
         """Equal for ranks with equal factors."""
@@ -139,7 +141,8 @@ class TimedCosts:
     def local(self, ops: Sequence[Op], rank: int) -> Sequence[int]:
         """See `Costs.local`."""
         base = np.array([0 if op.kind in COLLECTIVES else self.op_ns(op) for op in ops], dtype=np.float64)
-        return [int(value) for value in np.rint(base * self.jitter.factors(len(ops), rank))]
+        with np.errstate(over="ignore"):  # the engine refuses what is too long to count
+            return [int(value) for value in np.rint(base * self.jitter.factors(len(ops), rank))]
 
     def collective(self, op: Op, resource: Resource, ranks: Sequence[int], group_size: int) -> int:  # noqa: ARG002
         """See `Costs.collective`."""

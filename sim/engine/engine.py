@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import simpy
 
-from nestpipe.base import DeadlockError, ScheduleError
+from nestpipe.base import CaseError, DeadlockError, ScheduleError
 from nestpipe.ir import COLLECTIVES, GROUPS, Op, Program, Resource, op_name, program_graph
 from nestpipe.timeline import Timeline, build
 from sim.engine.costs import Costs, SharedCosts, Work
@@ -63,10 +63,14 @@ def simulate(
     run = _Run.of(program, costs, actors)
     if shared is not None:
         shared.bind(run.env, actors)
-    processes = run.start()
     try:
+        processes = run.start()
         with _no_garbage():
             run.env.run(until=run.env.all_of(processes))
+    except OverflowError:
+        raise CaseError(
+            f"{program.name}: an op ends later than the clock can count, 2^63 ns (292 years); give shorter times"
+        ) from None
     except RuntimeError as error:
         if all(process.triggered for process in processes):
             raise

@@ -18,8 +18,9 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nestpipe.base import DeadlockError, ScheduleError, TraceError
+from nestpipe.base import CaseError, DeadlockError, ScheduleError
 from nestpipe.ir import COLLECTIVES, Loop, Op, OpKind, Resource, op_name, program_graph, unroll
+from nestpipe.timeline import Window
 from sim.engine.costs import TimedCosts
 from sim.engine.folding import World
 
@@ -62,23 +63,22 @@ def rank_step_ns(loop: Loop, steps: int, costs: TimedCosts, world: World) -> npt
         if not updates or op.kind is OpKind.UPDATE:
             step = op.batch if updates else op.step
             ends[step] = np.maximum(ends.get(step, 0), end)
-    ahead = max(0, *(op.batch - op.step for op in plan.ops))
-    last = max(ends) - ahead
-    first = max(last // 2, min(ends))
-    if last <= first:
-        raise TraceError(
-            f"{len(ends)} steps leave no steady state behind a pipeline {ahead} batches deep; "
-            f"run at least {2 * ahead + 4}"
-        )
+    ahead = max(op.batch - op.step for op in plan.ops)
+    window = Window.of(len(ends), first=min(ends), last=max(ends), ahead=ahead)
     if not updates:
-        ends = {step: np.max([ends[s] for s in ends if s <= step], axis=0) for step in (first, last)}
-    return (ends[last] - ends[first]) / (last - first)
+        ends = {step: np.max([ends[s] for s in ends if s <= step], axis=0) for step in (window.first, window.last)}
+    return (ends[window.last] - ends[window.first]) / window.steps
 
 
 def _walk(plan: _Plan, costs: TimedCosts, world: World) -> Iterator[tuple[Op, Int64]]:
     """Each op with its end on every rank, int64 (world_size,)."""
     local = np.array([0 if op.kind in COLLECTIVES else costs.op_ns(op) for op in plan.ops], dtype=np.float64)
     factors = np.stack([costs.jitter.factors(len(plan.ops), rank) for rank in range(world.world_size)], axis=1)
+    transfers = sum(costs.op_ns(op) for op in plan.ops if op.kind in COLLECTIVES)
+    with np.errstate(over="ignore"):
+        longest = (local * factors.max(axis=1)).sum() + transfers
+    if not longest < 2**63:
+        raise CaseError("an op ends later than the clock can count, 2^63 ns (292 years); give shorter times")
     groups = {each: world.group_of(each) for each in set(plan.resources) if each in _GROUPED}
     zero = np.zeros(world.world_size, dtype=np.int64)
     ends: dict[int, Int64] = {}

@@ -50,12 +50,15 @@ class Replay:
     """Step times as recorded and as replayed, and the replayed spans.
 
     Attributes:
-        steps: one row per rank and step: rank, step, recorded_ns, replayed_ns, relative_error.
+        steps: one row per rank and step: rank, step, recorded_ns, replayed_ns, relative_error (NaN where the recorded
+            step took 0 ns).
         spans: the replayed device ops: rank, stream, kind, op, step, start_ns, end_ns, wait_ns.
+        notes: what was left out, in words.
     """
 
     steps: pd.DataFrame
     spans: pd.DataFrame
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -119,6 +122,8 @@ def replay(frame: pd.DataFrame, scales: Scales | None = None) -> Replay:
     scales = scales or Scales()
     frame = frame.reset_index(drop=True)
     frame = frame.assign(rank=frame["rank"].fillna(0))  # a lone trace may not say its rank
+    unnumbered = frame["kind"].eq(_STEP) & frame["step"].isna()
+    frame = frame[~unnumbered].reset_index(drop=True)
     for need, why in ((_STEP, "step ranges (ProfilerStep)"), (None, "host launches")):
         there = frame["kind"].eq(need).any() if need else frame["launch_ns"].notna().any()
         if not there:
@@ -144,7 +149,8 @@ def replay(frame: pd.DataFrame, scales: Scales | None = None) -> Replay:
     except RuntimeError as error:
         stuck = [f"rank {each.rank}: {op.stream}" for each in ranks for op in each.ops if not op.end_ns][:8]
         raise DeadlockError("the replay cannot finish; first ops that never ended: " + ", ".join(stuck)) from error
-    return Replay(steps=_steps(frame, ranks), spans=_spans(frame, ranks))
+    notes = (f"{unnumbered.sum()} step range(s) without a step number left out: they take no time",)
+    return Replay(steps=_steps(frame, ranks), spans=_spans(frame, ranks), notes=notes if unnumbered.any() else ())
 
 
 def _host(env: simpy.Environment, rank: _Rank, scales: Scales) -> Generator[simpy.Event, Any, None]:
@@ -310,7 +316,7 @@ def _steps(frame: pd.DataFrame, ranks: list[_Rank]) -> pd.DataFrame:
     for each in ranks:
         for step in sorted({step for step, _ in each.marks}):
             was, now = recorded[each.rank, step], each.marks[step, False] - each.marks[step, True]
-            rows.append((each.rank, step, was, now, now / was - 1))
+            rows.append((each.rank, step, was, now, now / was - 1 if was else np.nan))
     return pd.DataFrame(rows, columns=["rank", "step", "recorded_ns", "replayed_ns", "relative_error"])
 
 

@@ -144,6 +144,15 @@ def test_communication_slows_compute_only_where_a_share_is_given() -> None:
     assert alone.metrics.step_latency_ms == pytest.approx(2569.0, rel=1e-4)  # nothing overlaps, so nothing slows
 
 
+def test_time_of_its_own_stays_where_collectives_take_a_share_of_the_device() -> None:
+    demands = {OpKind.FORWARD: Demand(fixed_ns=1_000_000, flops=1e12), OpKind.UPDATE: Demand(fixed_ns=500)}
+    plain, shared = (
+        hardware_run(load("sync"), H100, demands, World(world_size=8), global_batch=1, communication_share=share)
+        for share in (0.0, 0.2)
+    )
+    assert shared.metrics.step_latency_ms == pytest.approx(plain.metrics.step_latency_ms, abs=2e-6)
+
+
 def test_a_faster_network_does_not_make_the_step_longer() -> None:
     loop = load("sync")
     demands = demands_of_preset(preset("dlrm"), H100, loop, batch=512, world_size=64)

@@ -121,6 +121,16 @@ def test_a_table_without_launches_or_steps_is_refused_with_the_way_out() -> None
         Scales(compute=-1)
 
 
+def test_a_step_of_no_time_is_replayed_or_left_out_with_a_note() -> None:
+    frame = _frame(_host("step", 0, 150), _kernel(15, 115, 10), _host("step", 150, 150) | {"step": 1})
+    result = replay(frame)
+    assert result.steps["relative_error"].iloc[0] == 0
+    assert np.isnan(result.steps["relative_error"].iloc[1])
+    unnumbered = replay(_frame(_host("step", 0, 150), _kernel(15, 115, 10), _host("step", 150, 150) | {"step": None}))
+    assert unnumbered.steps["step"].tolist() == [0]
+    assert unnumbered.notes == ("1 step range(s) without a step number left out: they take no time",)
+
+
 @pytest.fixture(scope="module")
 def dlrm(shared_data: Path) -> pd.DataFrame:
     return import_traces(sorted((shared_data / "real/kineto/dlrm_v100x8").glob("*.json.gz"))).table.frame
