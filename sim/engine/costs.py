@@ -81,9 +81,7 @@ class Jitter:
             raise CaseError(f"jitter must be a coefficient of variation between 0 and 10, got {self.cv}")
         for rank, factor in self.stragglers.items():
             if rank < 0 or not 0 < factor < np.inf:
-                raise CaseError(
-                    f"a straggler is RANK:FACTOR, rank >= 0, factor positive and finite, got {rank}:{factor}"
-                )
+                raise CaseError(f"a straggler is RANK:FACTOR, a finite factor above 0, got {rank}:{factor}")
 
     def colours(self, world_size: int) -> Sequence[int] | None:
         """Equal for ranks with equal factors."""

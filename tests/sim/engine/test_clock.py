@@ -21,5 +21,5 @@ def test_times_beyond_the_clock_are_refused(factor: float) -> None:
 
 
 def test_an_endless_straggler_is_refused() -> None:
-    with pytest.raises(CaseError, match="positive and finite"):
+    with pytest.raises(CaseError, match="finite factor"):
         Jitter(stragglers={3: float("inf")})
