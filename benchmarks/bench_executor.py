@@ -28,7 +28,7 @@ import numpy.typing as npt
 import torch
 
 from executor.app import RankPool, RunOptions, make_trainer
-from executor.runtime import Cost, OpTable, Runtime, Trainer, World, make_plan
+from executor.runtime import Cost, OpTable, ProcessGroups, Runtime, Trainer, plan_lanes
 from nestpipe.ir import Op, OpKind, OpRef, Program, unroll, with_micro_batches
 from nestpipe.schedules import load
 
@@ -97,7 +97,7 @@ def in_order(program: Program) -> list[Op]:
     return order
 
 
-def compare(world: World, options: RunOptions, pairs: int) -> list[Pair]:
+def compare(world: ProcessGroups, options: RunOptions, pairs: int) -> list[Pair]:
     """Train by hand and interpreted in turn, on every rank, and again with the two models swapped."""
     cores = sorted(os.sched_getaffinity(0))
     # threads stay where they are for long, and cores differ in speed
@@ -114,7 +114,7 @@ def in_turn(by_hand: Trainer, interpreted: Trainer, steps: int) -> list[Pair]:
     program, table = by_hand.prepare(steps)
     order, table = in_order(program), turns.wrap(table, 0)
     program, others = interpreted.prepare(steps)
-    runtime = Runtime(make_plan(program), turns.wrap(others, 1), device=interpreted.worker.device)
+    runtime = Runtime(plan_lanes(program), turns.wrap(others, 1), device=interpreted.worker.device)
     by_hand.world.barrier()
     thread = threading.Thread(target=runtime.run)
     thread.start()
@@ -125,7 +125,9 @@ def in_turn(by_hand: Trainer, interpreted: Trainer, steps: int) -> list[Pair]:
     for trainer in (by_hand, interpreted):
         trainer.next_batch += steps
     gaps = [0.0] * steps
-    for earlier, later in pairwise(sorted((span for lane in runtime.spans for span in lane), key=lambda s: s.start_ns)):
+    for earlier, later in pairwise(
+        sorted((span for lane in runtime.records for span in lane), key=lambda s: s.start_ns)
+    ):
         if earlier.op.batch == later.op.batch:
             gaps[earlier.op.batch] += (later.start_ns - earlier.end_ns) / 1e9
     both = zip(*turns.times, gaps, strict=True)
@@ -157,7 +159,7 @@ def empty_ops_us(schedule: str, micro_batches: int, steps: int = 200) -> tuple[f
     """Microseconds per op of a program whose ops do nothing: running it, wall and CPU, and unrolling and planning."""
     start = time.process_time()
     program = unroll(with_micro_batches(load(schedule), micro_batches), steps)
-    runtime = Runtime(make_plan(program), {kind: lambda _: Cost() for kind in OpKind}, device=torch.device("cpu"))
+    runtime = Runtime(plan_lanes(program), {kind: lambda _: Cost() for kind in OpKind}, device=torch.device("cpu"))
     planned, wall = time.process_time(), time.perf_counter()
     runtime.run()
     scale = 1e6 / len(program.ops)

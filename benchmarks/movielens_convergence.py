@@ -18,7 +18,7 @@ import torch
 
 from executor.app import ModelKind, RankPool, RunOptions, last_batch, make_trainer, user_sequences
 from executor.models import OptimizerKind, SequenceModel, next_item_scores
-from executor.runtime import NanPolicy, World, state_digests
+from executor.runtime import NanPolicy, ProcessGroups, state_digests
 
 CUTS = (10, 50)
 
@@ -41,7 +41,7 @@ def ranking_metrics(model: SequenceModel, table: torch.Tensor, path: Path) -> di
     return found
 
 
-def train_and_rank(world: World, options: RunOptions) -> dict[str, object]:
+def train_and_rank(world: ProcessGroups, options: RunOptions) -> dict[str, object]:
     """Metrics, last loss and digests of a run."""
     trainer = make_trainer(world, options)
     start = time.monotonic()

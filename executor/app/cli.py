@@ -20,9 +20,10 @@ import typer
 
 from executor.app.options import CommDtype, ModelKind, RunOptions, load_loop, make_trainer
 from executor.app.session import Outputs, last_batch, train
+from executor.compute import EmulatedDevice
 from executor.data import Pooling
 from executor.models import OptimizerKind
-from executor.runtime import NanPolicy, Watchdog, World, join_world, latest, parse_delay, parse_device, restore
+from executor.runtime import Delay, NanPolicy, ProcessGroups, Watchdog, join_world, latest, restore
 from nestpipe.base import ExecutorError, NestPipeError
 
 __all__ = ["check_process", "main", "run"]
@@ -117,8 +118,8 @@ def run(
         allow_staleness=allow_staleness,
         checked=not unchecked,
         storage=storage,
-        delays=tuple(parse_delay(text) for text in delay or ()),
-        emulated=parse_device(emulate or ()),
+        delays=tuple(Delay.parse(text) for text in delay or ()),
+        emulated=EmulatedDevice.parse(emulate or ()),
     )
     outputs = Outputs(
         checkpoint=checkpoint, checkpoint_every=checkpoint_every, resume=resume, timeline=timeline, chrome=chrome
@@ -132,7 +133,7 @@ def run(
     _work(world, options, outputs, timeout_s)
 
 
-def _work(world: World, options: RunOptions, outputs: Outputs, timeout_s: float) -> None:
+def _work(world: ProcessGroups, options: RunOptions, outputs: Outputs, timeout_s: float) -> None:
     """Train under a watchdog; rank 0 prints the result."""
     watchdog = Watchdog(world, timeout_s=timeout_s)
     watchdog.start()
@@ -172,7 +173,7 @@ def _use_cuda(options: RunOptions) -> None:
     torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
 
 
-def _guarded(world: World, watchdog: Watchdog, options: RunOptions, outputs: Outputs) -> dict[str, Any]:
+def _guarded(world: ProcessGroups, watchdog: Watchdog, options: RunOptions, outputs: Outputs) -> dict[str, Any]:
     """The run's result; any failure ends this process, and the others through the watchdog."""
     code = 2
     try:

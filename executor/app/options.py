@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 import torch
 
+from executor.compute import EmulatedDevice
 from executor.data import (
     Feature,
     Int64,
@@ -26,12 +26,11 @@ from executor.data import (
 from executor.models import DLRM, FuXiBlock, HSTUBlock, Model, OptimizerKind, SequenceModel
 from executor.runtime import (
     Delay,
-    EmulatedDevice,
     NanPolicy,
     Precision,
+    ProcessGroups,
     Settings,
     Trainer,
-    World,
     Wrap,
     delayed,
     emulating,
@@ -164,7 +163,7 @@ def load_loop(options: RunOptions) -> Loop:
     return loop
 
 
-def make_trainer(world: World, options: RunOptions, loop: Loop | None = None) -> Trainer:
+def make_trainer(world: ProcessGroups, options: RunOptions, loop: Loop | None = None) -> Trainer:
     """A trainer for the options on this rank.
 
     Args:
@@ -189,7 +188,7 @@ def make_trainer(world: World, options: RunOptions, loop: Loop | None = None) ->
     )
     wraps: list[Wrap] = []
     if options.emulated is not None:
-        wraps.append(partial(emulating, options.emulated))
+        wraps.append(emulating(options.emulated))
     if options.delays:
         wraps.append(delayed(options.delays))
     return Trainer(

@@ -6,10 +6,8 @@ jobs. Ranks die with their parent, and a job that fails or hangs on one rank end
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
-import signal
 import socket
 import time
 import traceback
@@ -20,14 +18,14 @@ from multiprocessing.context import ForkServerContext
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from executor.runtime import World, join_world
+from executor.process import die_with_parent
+from executor.runtime import ProcessGroups, join_world
 from nestpipe.base import ExecutorError
 
-__all__ = ["RankPool", "die_with_parent", "rank_context", "reserved_port"]
+__all__ = ["RankPool", "rank_context", "reserved_port"]
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-_PR_SET_PDEATHSIG = 1
 
 
 @contextmanager
@@ -48,11 +46,6 @@ def rank_context() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["executor.app.cli"])
     return context
-
-
-def die_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent ends, however that ends; Linux only."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class RankPool:
@@ -78,7 +71,7 @@ class RankPool:
             self._pipes.append(mine)
             self._processes.append(process)
 
-    def run(self, job: Callable[Concatenate[World, _P], _T], *args: _P.args, **kwargs: _P.kwargs) -> list[_T]:
+    def run(self, job: Callable[Concatenate[ProcessGroups, _P], _T], *args: _P.args, **kwargs: _P.kwargs) -> list[_T]:
         """Call `job(world, ...)` on every rank; the results by rank.
 
         Raises:

@@ -1,14 +1,14 @@
 """Batches and tables: key sources, routing to shards, sharded storage."""
 
-from executor.data.batch import Batch, Cluster, Feature, Int64, MicroBatch, Pooling, Source, cut, to_device
-from executor.data.clusters import cluster_by_keys
+from executor.data.batch import Batch, Clustering, Feature, Int64, MicroBatch, Pooling, Source, cut, to_device
+from executor.data.clustering import cluster_by_keys
 from executor.data.routing import Owned, Routed, dedup, join_by_group, own, shared_positions, split_by_group, with_union
 from executor.data.sources import KeyStreamSource, SequenceSource, SyntheticSource
 from executor.data.tables import HostStore, Layout, TableSpec, make_layout
 
 __all__ = [
     "Batch",
-    "Cluster",
+    "Clustering",
     "Feature",
     "HostStore",
     "Int64",

@@ -20,10 +20,21 @@ from torch import Tensor
 from executor.data.tables import Layout
 from nestpipe.base import ExecutorError, split_evenly
 
-__all__ = ["Batch", "Cluster", "Feature", "Jagged", "MicroBatch", "Pooling", "RawBatch", "Source", "cut", "to_device"]
+__all__ = [
+    "Batch",
+    "Clustering",
+    "Feature",
+    "Jagged",
+    "MicroBatch",
+    "Pooling",
+    "RawBatch",
+    "Source",
+    "cut",
+    "to_device",
+]
 
 Int64: TypeAlias = npt.NDArray[np.int64]
-Cluster: TypeAlias = Callable[["RawBatch", int], Sequence[Int64]]
+Clustering: TypeAlias = Callable[["RawBatch", int], Sequence[Int64]]
 
 
 class Pooling(StrEnum):
@@ -141,7 +152,7 @@ class Batch:
 
 
 def cut(
-    raw: RawBatch, features: Sequence[Feature], layout: Layout, micro_batches: int, cluster: Cluster | None = None
+    raw: RawBatch, features: Sequence[Feature], layout: Layout, micro_batches: int, cluster: Clustering | None = None
 ) -> Batch:
     """A raw batch hashed to row ids and laid out by micro-batch.
 

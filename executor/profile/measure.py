@@ -17,12 +17,12 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
+from executor.compute import EmulatedDevice
 from executor.profile.probe import is_disturbed
 from executor.profile.run import RunConfig, sizes_of_run
-from executor.profile.samples import Links, ProfiledRun, cost_rows, gaps
+from executor.profile.samples import ProfiledRun, ShapedLinks, cost_rows, gaps
 from executor.profile.schedules import PAIRS, SERIAL, TURNS
 from executor.profile.sizes import RunSizes
-from executor.runtime import EmulatedDevice
 from nestpipe.base import BITS_PER_BYTE, NS_PER_S
 from nestpipe.ir import COLLECTIVES, OpKind
 from nestpipe.timeline import from_frame, measure
@@ -157,7 +157,7 @@ def _profiled_runs(plan: Plan, frames: Sequence[pd.DataFrame], world_size: int, 
     sizes: dict[tuple[int, int, int], RunSizes] = {}
     runs = []
     for rate, frame in zip(plan.rates_bits_per_s, frames, strict=True):
-        links = Links(bits_per_s=(rate,) * world_size, burst_bytes=burst_bytes)
+        links = ShapedLinks(bits_per_s=(rate,) * world_size, burst_bytes=burst_bytes)
         for number, config in enumerate(plan.configs()):
             key = (config.batch_size, config.dim, config.micro_batches)
             if key not in sizes:

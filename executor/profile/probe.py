@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 import torch
 import torch.distributed as dist
 
-from executor.runtime import World
+from executor.runtime import ProcessGroups
 
 __all__ = ["Probe", "SpeedGate", "is_disturbed"]
 
@@ -74,7 +74,7 @@ class SpeedGate:
         waited_s: how long they have taken.
     """
 
-    world: World
+    world: ProcessGroups
     reference_ns: int | None = None
     patience_s: float = 60.0
     waited_s: float = 0.0

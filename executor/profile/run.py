@@ -19,18 +19,18 @@ from typing import Any
 import pandas as pd
 import torch
 
+from executor.compute import Compute, EmulatedDevice
 from executor.data import Feature, Layout, SyntheticSource, TableSpec, make_layout
 from executor.models import DLRM, OptimizerKind, sparse_optimizer
+from executor.process import fine_timers
 from executor.profile.probe import SpeedGate
 from executor.profile.sizes import RunSizes, size_run
 from executor.runtime import (
-    EmulatedDevice,
+    ProcessGroups,
     Settings,
     Trainer,
-    World,
     Wrap,
     emulating,
-    fine_timers,
     gather_timeline,
     join_world,
 )
@@ -91,10 +91,14 @@ class RunConfig:
         )
 
     @property
+    def compute(self) -> Compute:
+        """Who computes."""
+        return Compute.REAL if self.device is None else Compute.EMULATED
+
+    @property
     def variant(self) -> str:
         """What a cost depends on besides its sizes: who computes, and the model."""
-        who = "real" if self.device is None else "emulated"
-        return f"{who} dlrm features={self.num_features} hidden={self.hidden}"
+        return f"{self.compute} dlrm features={self.num_features} hidden={self.hidden}"
 
     def values(self) -> dict[str, Any]:
         """The attributes as plain values."""
@@ -156,7 +160,7 @@ def sizes_of_run(config: RunConfig, world_size: int) -> RunSizes:
 
 
 def run_configs(
-    world: World, configs: Sequence[RunConfig], *, probe_ns: int | None = None, patience_s: float = 0.0
+    world: ProcessGroups, configs: Sequence[RunConfig], *, probe_ns: int | None = None, patience_s: float = 0.0
 ) -> pd.DataFrame:
     """Run every configuration on this process group, in the given order. A collective call.
 
@@ -189,8 +193,8 @@ def run_configs(
     return pd.concat(frames, ignore_index=True)
 
 
-def _run_config(world: World, config: RunConfig) -> pd.DataFrame:
-    wraps: list[Wrap] = [] if config.device is None else [partial(emulating, config.device)]
+def _run_config(world: ProcessGroups, config: RunConfig) -> pd.DataFrame:
+    wraps: list[Wrap] = [] if config.device is None else [emulating(config.device)]
     trainer = Trainer(world, loop_of(config), _model(config), _source(config), Settings(), wraps=wraps)
     trainer.run(config.steps)
     return gather_timeline(trainer).frame()

@@ -20,14 +20,14 @@ from nestpipe.base import BITS_PER_BYTE, NS_PER_S, CaseError
 from nestpipe.ir import COLLECTIVES, OpKind, OpRef, Program, unroll
 from traces.workloads import CostFit, CostTable, costs_of, fit_kind, summarise
 
-__all__ = ["Links", "ProfiledRun", "check_separate", "cost_rows", "gaps", "op_samples"]
+__all__ = ["ProfiledRun", "ShapedLinks", "check_separate", "cost_rows", "gaps", "op_samples"]
 
 _WARM_UP: Final = 2
 _ROUNDS: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Links:
+class ShapedLinks:
     """The NICs of the ranks: rate each way, and what an idle one lets through at once."""
 
     bits_per_s: tuple[int, ...]
@@ -55,7 +55,7 @@ class ProfiledRun:
     frame: pd.DataFrame
     config: RunConfig
     sizes: RunSizes
-    links: Links
+    links: ShapedLinks
     name: str
 
     def __post_init__(self) -> None:
@@ -111,7 +111,7 @@ def op_samples(run: ProfiledRun, fits: Mapping[OpKind, CostFit]) -> pd.DataFrame
 
 
 def _collective_samples(
-    spans: pd.DataFrame, sizes: RunSizes, links: Links, fits: Mapping[OpKind, CostFit]
+    spans: pd.DataFrame, sizes: RunSizes, links: ShapedLinks, fits: Mapping[OpKind, CostFit]
 ) -> pd.DataFrame:
     """One row per collective: from the last arrival to the last departure, with the time that its links need."""
     groups = spans.groupby(["kind", "batch", "micro_batch"], dropna=False, sort=False)
@@ -137,7 +137,7 @@ class _Wire:
     An idle link saves up to its burst, and lets that through at once.
     """
 
-    def __init__(self, links: Links) -> None:
+    def __init__(self, links: ShapedLinks) -> None:
         self.rate = np.concatenate([links.bytes_per_ns, links.bytes_per_ns])
         self.burst = float(links.burst_bytes)
         self.saved = np.full(len(self.rate), self.burst)

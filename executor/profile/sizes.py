@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pandas as pd
 import torch
 
-from executor.data import Batch, Cluster, Layout, Owned, Routed, Source, cut, dedup, own, shared_positions
+from executor.data import Batch, Clustering, Layout, Owned, Routed, Source, cut, dedup, own, shared_positions
 from executor.models import Model
 from nestpipe.ir import OpKind
 
@@ -59,7 +59,7 @@ def size_run(
     world_size: int,
     micro_batches: int,
     batches: int,
-    cluster: Cluster | None = None,
+    cluster: Clustering | None = None,
 ) -> RunSizes:
     """The sizes of the first `batches` batches.
 
@@ -98,7 +98,7 @@ def _route(
     rank: int,
     world_size: int,
     micro_batches: int,
-    cluster: Cluster | None,
+    cluster: Clustering | None,
 ) -> _RankBatch:
     batch = cut(source.read(number, rank, world_size), model.features, layout, micro_batches, cluster)
     return _RankBatch(batch=batch, routed=tuple(dedup(batch.micro_batch(m).ids, layout) for m in range(micro_batches)))

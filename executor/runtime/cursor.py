@@ -1,6 +1,6 @@
 """The pure part of the runtime: what each stream does next, and what it has to wait for.
 
-A `Plan` is a program with every dependency resolved to "stream s has finished its first p ops". Nothing here touches a
+Every dependency of a stream is resolved to "stream s has finished its first p ops". Nothing here touches a
 device, a process group or a clock, so it can be tested by hand.
 """
 
@@ -15,7 +15,7 @@ from nestpipe.base import ScheduleError
 from nestpipe.checks import instance_of
 from nestpipe.ir import Data, Op, Program, Resource, op_name, program_graph
 
-__all__ = ["LanePlan", "Plan", "Task", "make_plan", "touched", "uses_of"]
+__all__ = ["LanePlan", "Task", "plan_lanes", "touched", "uses_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,16 +40,8 @@ class LanePlan:
     tasks: tuple[Task, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """A program ready to be run: one lane per stream."""
-
-    program: Program
-    lanes: tuple[LanePlan, ...]
-
-
-def make_plan(program: Program) -> Plan:
-    """Resolve every wait of the program to a lane and a number of finished ops.
+def plan_lanes(program: Program) -> tuple[LanePlan, ...]:
+    """The program ready to be run, a lane per stream: every wait is a lane and a number of finished ops.
 
     Only waits that the order of streams does not already imply are kept; see `ProgramGraph.waits`.
 
@@ -58,8 +50,8 @@ def make_plan(program: Program) -> Plan:
 
     >>> from nestpipe.ir import unroll
     >>> from nestpipe.schedules import load
-    >>> plan = make_plan(unroll(load("sync"), 1))
-    >>> [task.op.kind.value for task in plan.lanes[-1].tasks]
+    >>> lanes = plan_lanes(unroll(load("sync"), 1))
+    >>> [task.op.kind.value for task in lanes[-1].tasks]
     ['dedup', 'forward', 'backward', 'update']
     """
     place = [(lane, position) for lane, stream in enumerate(program.streams) for position in range(len(stream.body))]
@@ -69,7 +61,7 @@ def make_plan(program: Program) -> Plan:
     for lane, counts in enumerate(waits):
         for wait in set(itertools.chain.from_iterable(counts)):
             wakes[wait].append(lane)
-    lanes = tuple(
+    return tuple(
         LanePlan(
             name=stream.name,
             resource=stream.resource,
@@ -80,7 +72,6 @@ def make_plan(program: Program) -> Plan:
         )
         for lane, stream in enumerate(program.streams)
     )
-    return Plan(program=program, lanes=lanes)
 
 
 def _counts(

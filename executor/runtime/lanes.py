@@ -25,11 +25,12 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 
-from executor.runtime.cursor import LanePlan, Plan
+from executor.process import is_realtime
+from executor.runtime.cursor import LanePlan
 from nestpipe.base import ExecutorError, NestPipeError, ms_to_ns
 from nestpipe.ir import GROUPS, Op, OpKind, Resource, op_name, show_op
 
-__all__ = ["Cost", "Implementation", "Lane", "OpTable", "RunError", "Runtime", "Span", "is_realtime"]
+__all__ = ["Cost", "Implementation", "Lane", "OpRecord", "OpTable", "RunError", "Runtime"]
 
 
 class Cost(NamedTuple):
@@ -40,7 +41,7 @@ class Cost(NamedTuple):
     unique_keys: int = 0
 
 
-class Span(NamedTuple):
+class OpRecord(NamedTuple):
     """One op as it ran: times in nanoseconds of this rank's monotonic clock."""
 
     op: Op
@@ -58,11 +59,6 @@ _SWITCH_S = 0.0005
 _HOST: frozenset[Resource] = frozenset({Resource.HOST_IO, Resource.HOST_MEMORY})
 
 
-def is_realtime() -> bool:
-    """Whether this thread keeps its core before all others until it waits (SCHED_RR, SCHED_FIFO); Linux only."""
-    return sys.platform == "linux" and os.sched_getscheduler(0) in (os.SCHED_RR, os.SCHED_FIFO)
-
-
 class RunError(ExecutorError):
     """An op failed: names rank, stream, op, and shows the schedule around it."""
 
@@ -76,7 +72,7 @@ class Lane:
     finished: int = 0
     running: bool = False
     since_ns: int = 0
-    spans: list[Span] = field(default_factory=list)
+    records: list[OpRecord] = field(default_factory=list)
 
     @property
     def status(self) -> str:
@@ -95,11 +91,11 @@ class Lane:
 
 
 class Runtime:
-    """Runs a plan with an op table. One use: make it, `run` it, read its `spans`.
+    """Runs planned lanes with an op table. One use: make it, `run` it, read its `records`.
 
     Args:
-        plan: what to run.
-        table: the implementation of every kind that the plan uses.
+        plans: what to run, as `plan_lanes` makes it.
+        table: the implementation of every kind that they use.
         device: where the buffers live; CUDA gives every lane a stream.
         rank: for messages.
         after_op: called when an op has finished, in its lane, for example to release buffers.
@@ -107,7 +103,7 @@ class Runtime:
 
     def __init__(
         self,
-        plan: Plan,
+        plans: Sequence[LanePlan],
         table: OpTable,
         *,
         device: torch.device,
@@ -117,20 +113,20 @@ class Runtime:
         self.table = table
         self.rank = rank
         self.after_op = after_op
-        self.lanes = [Lane(index=index, plan=lane) for index, lane in enumerate(plan.lanes)]
-        self._queues = [_CudaQueue(device, lane.resource) for lane in plan.lanes if device.type == "cuda"]
+        self.lanes = [Lane(index=index, plan=plan) for index, plan in enumerate(plans)]
+        self._queues = [_CudaQueue(device, plan.resource) for plan in plans if device.type == "cuda"]
         self.failure: BaseException | None = None
         self._lock = threading.Lock()
         # two conditions on one lock: a wake-up meant for a lane must not go to the thread that waits for the end
         self._changed, self._over = threading.Condition(self._lock), threading.Condition(self._lock)
-        self._left = sum(len(lane.tasks) for lane in plan.lanes)
+        self._left = sum(len(plan.tasks) for plan in plans)
         self._all = range(len(self.lanes))
         self._realtime = is_realtime()
 
     @property
-    def spans(self) -> list[list[Span]]:
+    def records(self) -> list[list[OpRecord]]:
         """The ops of each lane that have run so far, in order."""
-        return [lane.spans for lane in self.lanes]
+        return [lane.records for lane in self.lanes]
 
     def run(self) -> None:
         """Run every lane to its end.
@@ -153,7 +149,7 @@ class Runtime:
         finally:
             sys.setswitchinterval(usual_s)
         for lane, queue in zip(self.lanes, self._queues, strict=False):
-            lane.spans = queue.resolve(lane.spans)
+            lane.records = queue.resolve(lane.records)
 
     def _work(self) -> None:
         """One thread: run ready ops until none are left."""
@@ -225,7 +221,7 @@ class Runtime:
             os.sched_yield()
         lane.since_ns = start_ns = time.monotonic_ns()
         cost = self.table[op.kind](op)
-        lane.spans.append(Span(op, lane.index, start_ns, time.monotonic_ns(), cost))
+        lane.records.append(OpRecord(op, lane.index, start_ns, time.monotonic_ns(), cost))
         if self.after_op is not None:
             self.after_op(op)
 
@@ -288,14 +284,14 @@ class _CudaQueue:
         event.record(self.stream)
         return event
 
-    def resolve(self, spans: list[Span]) -> list[Span]:
-        """Wait until all work has been done; the spans with the times at which the device did it."""
+    def resolve(self, records: list[OpRecord]) -> list[OpRecord]:
+        """Wait until all work has been done; the records with the times at which the device did it."""
         self.stream.synchronize()
         if self.on_host:
-            return spans
+            return records
         return [
-            span._replace(start_ns=self._at(start), end_ns=self._at(end))
-            for span, start, end in zip(spans, self.starts, self.ends, strict=True)
+            record._replace(start_ns=self._at(start), end_ns=self._at(end))
+            for record, start, end in zip(records, self.starts, self.ends, strict=True)
         ]
 
     def _at(self, event: torch.cuda.Event) -> int:

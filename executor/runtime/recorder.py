@@ -1,4 +1,4 @@
-"""From the spans of every rank to one Timeline on one clock, and the counters of each stream."""
+"""From the records of every rank to one Timeline on one clock, and the counters of each stream."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pandas as pd
 import torch
 import torch.distributed as dist
 
+from executor.runtime.groups import ProcessGroups, partition_of
 from executor.runtime.trainer import Trainer
-from executor.runtime.world import World, partition_of
 from nestpipe.ir import GROUPS, OpKind
 from nestpipe.timeline import Span, Timeline, from_frame, with_waits
 
@@ -22,7 +22,7 @@ _ROUNDS = 16
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
-def clock_offset_ns(world: World) -> int:
+def clock_offset_ns(world: ProcessGroups) -> int:
     """What to subtract from this rank's monotonic clock to get rank 0's. A collective call.
 
     0 where all ranks run on one host, whose monotonic clock they share. Otherwise rank 0 pings each rank and takes the
@@ -60,19 +60,19 @@ def gather_timeline(trainer: Trainer, meta: Mapping[str, Any] | None = None) -> 
     names = {index: stream.name for index, stream in enumerate(trainer.loop.streams)}
     mine = [
         Span(
-            step=span.op.step,
-            batch=span.op.batch,
-            micro_batch=span.op.micro_batch,
+            step=record.op.step,
+            batch=record.op.batch,
+            micro_batch=record.op.micro_batch,
             rank=world.rank,
-            stream=names[span.lane],
-            kind=span.op.kind.value,
-            start_ns=span.start_ns - offset_ns,
-            end_ns=span.end_ns - offset_ns,
-            bytes=span.cost.bytes,
-            keys=span.cost.keys,
-            unique_keys=span.cost.unique_keys,
+            stream=names[record.lane],
+            kind=record.op.kind.value,
+            start_ns=record.start_ns - offset_ns,
+            end_ns=record.end_ns - offset_ns,
+            bytes=record.cost.bytes,
+            keys=record.cost.keys,
+            unique_keys=record.cost.unique_keys,
         )
-        for span in trainer.spans
+        for record in trainer.records
     ]
     frame = pd.DataFrame([span for spans in world.gather(mine) for span in spans], columns=Span._fields)
     start_ns = frame["start_ns"].min()
@@ -104,11 +104,11 @@ def counters(trainer: Trainer) -> dict[str, Any]:
     by_stream = {stream.name: 0 for stream in trainer.loop.streams}
     names = list(by_stream)
     keys = dict.fromkeys((OpKind.DEDUP, OpKind.SYNC), (0, 0))
-    for span in trainer.spans:
-        by_stream[names[span.lane]] += span.cost.bytes
-        if span.op.kind in keys:
-            total, unique = keys[span.op.kind]
-            keys[span.op.kind] = (total + span.cost.keys, unique + span.cost.unique_keys)
+    for record in trainer.records:
+        by_stream[names[record.lane]] += record.cost.bytes
+        if record.op.kind in keys:
+            total, unique = keys[record.op.kind]
+            keys[record.op.kind] = (total + record.cost.keys, unique + record.cost.unique_keys)
     ratios = {kind: unique / total if total else None for kind, (total, unique) in keys.items()}
     return {
         "bytes": by_stream,

@@ -13,21 +13,20 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from executor.data import Cluster, HostStore, Source, make_layout
+from executor.data import Clustering, HostStore, Source, make_layout
 from executor.models import DenseOptimizer, Model, OptimizerKind, sparse_optimizer
 from executor.runtime.buffers import Buffers
-from executor.runtime.cursor import make_plan, uses_of
-from executor.runtime.lanes import OpTable, Runtime, Span
+from executor.runtime.cursor import plan_lanes, uses_of
+from executor.runtime.groups import ProcessGroups
+from executor.runtime.lanes import OpRecord, OpTable, Runtime
 from executor.runtime.numerics import NanPolicy, Numerics
 from executor.runtime.ops_lookup import op_table, require_implemented
 from executor.runtime.worker import Precision, Worker, communicator_streams
-from executor.runtime.world import World
+from executor.runtime.wraps import Wrap
 from nestpipe.base import ExecutorError, ScheduleError
 from nestpipe.ir import COLLECTIVES, Data, Loop, Op, OpKind, Program, Resource, unroll
 
-__all__ = ["Settings", "Trainer", "Wrap"]
-
-Wrap = Callable[[OpTable, Worker, Program], OpTable]
+__all__ = ["Settings", "Trainer"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,13 +77,13 @@ class Trainer:
 
     def __init__(
         self,
-        world: World,
+        world: ProcessGroups,
         loop: Loop,
         model: Model,
         source: Source,
         settings: Settings,
         *,
-        cluster: Cluster | None = None,
+        cluster: Clustering | None = None,
         wraps: Sequence[Wrap] = (),
     ) -> None:
         self.world, self.loop, self.settings, self.wraps = world, loop, settings, tuple(wraps)
@@ -119,7 +118,7 @@ class Trainer:
             loss_scale=settings.loss_scale,
         )
         self.next_batch = 0
-        self.spans: list[Span] = []
+        self.records: list[OpRecord] = []
         self.runtime: Runtime | None = None
         self.on_runtime: Callable[[Runtime], None] | None = None
         self.wall_ns = 0
@@ -133,9 +132,9 @@ class Trainer:
         """
         with _no_collection():
             program, table = self.prepare(steps)
-            plan = make_plan(program)
+            plans = plan_lanes(program)
         self.runtime = Runtime(
-            plan,
+            plans,
             table,
             device=self.worker.device,
             rank=self.worker.rank,
@@ -178,13 +177,13 @@ class Trainer:
         return program, table
 
     def _keep(self) -> None:
-        """Add the spans of the last runtime, numbered from the first batch of the run."""
+        """Add the records of the last runtime, numbered from the first batch of the run."""
         assert self.runtime is not None, "only after a run"
         base = self.next_batch
-        for span in itertools.chain.from_iterable(self.runtime.spans):
-            op = span.op
+        for record in itertools.chain.from_iterable(self.runtime.records):
+            op = record.op
             kept = Op(kind=op.kind, batch=op.batch + base, micro_batch=op.micro_batch, step=op.step + base)
-            self.spans.append(span._replace(op=kept))
+            self.records.append(record._replace(op=kept))
 
     def losses(self) -> list[float]:
         """The mean loss of every batch so far over all ranks, NaN without loss terms. A collective call."""

@@ -21,8 +21,8 @@ from typing import Any, NoReturn
 
 from torch._C._distributed_c10d import TCPStore
 
+from executor.runtime.groups import ProcessGroups, partition_of
 from executor.runtime.lanes import Runtime
-from executor.runtime.world import World, partition_of
 from nestpipe.base import NS_PER_S, ExecutorError
 from nestpipe.ir import COLLECTIVES, Op, op_name
 
@@ -130,7 +130,7 @@ class Watchdog:
         exit: how to end the process, for tests.
     """
 
-    def __init__(self, world: World, *, timeout_s: float, exit: Callable[[int], NoReturn] = os._exit) -> None:
+    def __init__(self, world: ProcessGroups, *, timeout_s: float, exit: Callable[[int], NoReturn] = os._exit) -> None:
         if not timeout_s > 0:
             raise ExecutorError(f"the watchdog's timeout must be positive, got {timeout_s:g} s")
         self.world, self.timeout_s, self._exit = world, timeout_s, exit

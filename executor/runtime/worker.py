@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from executor.data import Cluster, HostStore, Layout, Source
+from executor.data import Clustering, HostStore, Layout, Source
 from executor.models import DenseOptimizer, Model, SparseOptimizer
 from executor.runtime.buffers import Buffers
+from executor.runtime.groups import Communicator
 from executor.runtime.numerics import Numerics
-from executor.runtime.world import Communicator
 from nestpipe.base import ScheduleError
 from nestpipe.ir import OpKind, Program
 
@@ -50,7 +50,7 @@ class Worker:
     source: Source
     numerics: Numerics
     micro_batches: int
-    cluster: Cluster | None = None
+    cluster: Clustering | None = None
     precision: Precision = field(default_factory=Precision)
     loss_scale: float = 1.0
     first_batch: int = 0

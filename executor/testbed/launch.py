@@ -6,7 +6,6 @@ NIC for gloo and NCCL. They die with the launcher, even if that is killed, and t
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -18,13 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
 
+from executor.process import die_with_parent, run_in_real_time
 from executor.testbed.namespaces import INTERFACE, Testbed, TestbedError
 
 __all__ = ["RankResult", "launch", "rank_environment"]
 
 _PORT: Final = 29_500
 _POLL_S: Final = 0.02
-_PR_SET_PDEATHSIG: Final = 1
 _TAIL_LINES: Final = 15
 
 
@@ -135,12 +134,11 @@ def _start(
 ) -> _Rank:
     stdout = open(folder / f"rank{rank}.out", "w+b")  # noqa: SIM115 (closed by `result`)
     stderr = open(folder / f"rank{rank}.err", "w+b")  # noqa: SIM115
-    libc = ctypes.CDLL(None)
 
     def prepare() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        die_with_parent()
         if realtime:
-            os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+            run_in_real_time()
 
     process = subprocess.Popen(
         ["ip", "netns", "exec", bed.namespace(rank), *command],

@@ -14,8 +14,8 @@ from nestpipe.base import CaseError, write_text
 from nestpipe.cli._common import Format
 
 if TYPE_CHECKING:
+    from executor.compute import EmulatedDevice
     from executor.profile import Plan
-    from executor.runtime import EmulatedDevice
     from traces.workloads import CostTable
 
 __all__ = ["Compute", "devices_of", "profile"]
@@ -30,7 +30,7 @@ class Compute(StrEnum):
 
 def devices_of(compute: Compute) -> tuple[EmulatedDevice | None, ...]:
     """What has to be profiled: emulated ops keep a core busy for as long as their real work takes, so both."""
-    from executor.runtime import EmulatedDevice
+    from executor.compute import EmulatedDevice
 
     return (None,) if compute is Compute.REAL else (EmulatedDevice(), None)
 

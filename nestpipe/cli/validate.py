@@ -140,7 +140,7 @@ def _points(name: str, compute: Compute, rate_mbit_per_s: float | None) -> list[
     """The points of a grid, at the rate that is given where links are not shaped."""
     from dataclasses import replace
 
-    from executor.runtime import EmulatedDevice
+    from executor.compute import EmulatedDevice
     from nestpipe.validate import bits_per_s, links_given, load_grid
 
     points = load_grid(name, None if compute is Compute.REAL else EmulatedDevice())

@@ -154,8 +154,9 @@ def _testbed(world_size: int, realtime: bool, timeout_s: float, patience_s: floa
 
 
 def _torchrun(backend: str, device: str, timeout_s: float, patience_s: float, probe_ns: int | None) -> Iterator[Bench]:
+    from executor.process import is_realtime
     from executor.profile import run_configs
-    from executor.runtime import is_realtime, join_world
+    from executor.runtime import join_world
 
     world = join_world(backend=backend, device=device, timeout_s=timeout_s, threads=1)
     conditions: dict[str, object] = {

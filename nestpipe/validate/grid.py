@@ -12,8 +12,8 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta
 
+from executor.compute import EmulatedDevice
 from executor.profile import RunConfig, loop_of
-from executor.runtime import EmulatedDevice
 from nestpipe.base import CaseError, Config, NestPipeError, decode, read_yaml, unknown_name
 
 __all__ = ["Point", "grid_names", "load_grid"]

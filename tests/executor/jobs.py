@@ -17,17 +17,18 @@ from multiprocessing.connection import Connection
 import torch
 from torch import Tensor, nn
 
-from executor.app.pool import RankPool, die_with_parent, rank_context, reserved_port
+from executor.app.pool import RankPool, rank_context, reserved_port
 from executor.data.batch import Feature, MicroBatch
 from executor.data.sources import SyntheticSource
 from executor.data.tables import TableSpec
 from executor.models.dlrm import Model
 from executor.models.optimizers import OptimizerKind
+from executor.process import die_with_parent
+from executor.runtime.groups import ProcessGroups
 from executor.runtime.lanes import Cost, Implementation, OpTable
-from executor.runtime.trainer import Settings, Trainer, Wrap
+from executor.runtime.trainer import Settings, Trainer
 from executor.runtime.worker import Worker
-from executor.runtime.world import World
-from executor.runtime.wraps import Delay, delayed
+from executor.runtime.wraps import Delay, Wrap, delayed
 from nestpipe.ir import Data, Loop, Op, OpKind, OpRef, Program, map_ops
 
 
@@ -102,7 +103,7 @@ class Hold:
 
 
 def observe_reads(
-    world: World,
+    world: ProcessGroups,
     loop: Loop,
     optimizer: OptimizerKind = OptimizerKind.SGD,
     hold: Hold | None = None,

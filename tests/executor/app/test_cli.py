@@ -18,9 +18,10 @@ import torch
 from executor.app.cli import check_process
 from executor.app.options import CommDtype, ModelKind, RunOptions, make_trainer, user_sequences
 from executor.app.session import Outputs, last_batch, train
+from executor.compute import EmulatedDevice
 from executor.runtime import recorder
-from executor.runtime.world import World, join_world
-from executor.runtime.wraps import parse_delay, parse_device
+from executor.runtime.groups import ProcessGroups, join_world
+from executor.runtime.wraps import Delay
 from nestpipe.base.errors import ExecutorError, NestPipeError
 from nestpipe.ir import show
 from nestpipe.schedules import load
@@ -85,7 +86,7 @@ def train_on_pool(**changes: Any) -> dict[str, Any]:
     return pool(2).run(_train, options)[0]
 
 
-def _train(world: World, options: RunOptions) -> dict[str, Any]:
+def _train(world: ProcessGroups, options: RunOptions) -> dict[str, Any]:
     trainer = make_trainer(world, options)
     return train(trainer, options, Outputs(), last_batch(trainer, options.steps))
 
@@ -150,7 +151,7 @@ def test_emulated_runs_take_the_device_s_time_say_so_and_train_the_same(tmp_path
         (["--batch", "0"], "batch_size must be at least 1, got 0"),
         (["--hidden", "8,x"], "--hidden must be positive widths"),
         (["--delay", "updat:0:1"], "unknown op kind 'updat'"),
-        (["--emulate", "lunch_us=1"], "emulated device: unknown attribute 'lunch_us'"),
+        (["--emulate", "lunch_us=1"], "unknown attribute 'lunch_us'"),
         pytest.param(
             ["--device", "cuda"],
             "torch finds no CUDA device here",
@@ -295,16 +296,16 @@ def test_a_file_without_users_items_and_times_holds_no_sequences(tmp_path: Path)
 @pytest.mark.parametrize("text", ["update", "update:x:1", "update:0:-1", "update:0:nan", "update:0:1:2"])
 def test_delays_that_make_no_sense_are_refused(text: str) -> None:
     with pytest.raises(ExecutorError, match="--delay"):
-        parse_delay(text)
+        Delay.parse(text)
 
 
 @pytest.mark.parametrize("text", ["launch_us", "launch_us=-1", "launch_us=x", "launch_us=inf", "copy_bytes_per_s=0"])
 def test_emulated_devices_that_make_no_sense_are_refused(text: str) -> None:
     with pytest.raises(NestPipeError, match=r"--emulate|must be positive"):
-        parse_device([text])
+        EmulatedDevice.parse([text])
 
 
-def _offset(world: World, one_host: bool) -> int:
+def _offset(world: ProcessGroups, one_host: bool) -> int:
     if not one_host:
         recorder._BOOT_ID = Path("/there/is/no/such/file")
     return recorder.clock_offset_ns(world)

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from executor.app.equality import Case, Outcome, Scenario, compare, full_grid, train_case
+from executor.app.equality import Comparison, DataShape, EqualityCase, compare, full_grid, train_case
 from executor.models.optimizers import OptimizerKind
-from executor.runtime.world import World
+from executor.runtime.groups import ProcessGroups
 from nestpipe.ir import with_micro_batches
 from nestpipe.schedules import load, names
 from tests.executor.jobs import pool
@@ -20,7 +20,7 @@ SYNCHRONOUS = ("sparse_dist", "dbp", "fwp", "nestpipe", "2d_sp", "nestpipe_2d_sp
 STEPS = 13
 
 
-def problems(outcomes: list[Outcome]) -> list[str]:
+def problems(outcomes: list[Comparison]) -> list[str]:
     return [f"{outcome.case}: {outcome.differing}" for outcome in outcomes if not outcome.equal]
 
 
@@ -32,7 +32,9 @@ def test_every_schedule_of_the_catalogue_is_compared_or_known_to_be_stale() -> N
 @pytest.mark.parametrize("micro_batches", [1, 4])
 def test_schedules_equal_sequential_training_on_two_ranks(optimizer: OptimizerKind, micro_batches: int) -> None:
     cases = [
-        Case(schedule=schedule, micro_batches=micro_batches, optimizer=optimizer, steps=STEPS, domain_size=domain)
+        EqualityCase(
+            schedule=schedule, micro_batches=micro_batches, optimizer=optimizer, steps=STEPS, domain_size=domain
+        )
         for schedule in SYNCHRONOUS
         for domain in ((1, 2) if "2d" in schedule else (None,))
     ]
@@ -40,12 +42,12 @@ def test_schedules_equal_sequential_training_on_two_ranks(optimizer: OptimizerKi
         assert problems(outcomes) == []
 
 
-@pytest.mark.parametrize("scenario", list(Scenario))
-def test_schedules_equal_sequential_training_on_four_ranks(scenario: Scenario) -> None:
+@pytest.mark.parametrize("shape", list(DataShape))
+def test_schedules_equal_sequential_training_on_four_ranks(shape: DataShape) -> None:
     cases = [
-        Case(schedule="nestpipe", micro_batches=8, scenario=scenario, steps=8, debug=True),
-        Case(schedule="nestpipe_2d_sp", micro_batches=2, scenario=scenario, steps=8, domain_size=2, debug=True),
-        Case(schedule="dbp", micro_batches=2, optimizer=OptimizerKind.LAZY_ADAM, scenario=scenario, steps=8),
+        EqualityCase(schedule="nestpipe", micro_batches=8, shape=shape, steps=8, debug=True),
+        EqualityCase(schedule="nestpipe_2d_sp", micro_batches=2, shape=shape, steps=8, domain_size=2, debug=True),
+        EqualityCase(schedule="dbp", micro_batches=2, optimizer=OptimizerKind.LAZY_ADAM, shape=shape, steps=8),
     ]
     assert problems(pool(4).run(compare, cases)[0]) == []
 
@@ -53,33 +55,33 @@ def test_schedules_equal_sequential_training_on_four_ranks(scenario: Scenario) -
 @settings(max_examples=12)
 @given(
     st.builds(
-        Case,
+        EqualityCase,
         schedule=st.sampled_from(SYNCHRONOUS),
         micro_batches=st.sampled_from([1, 2, 3, 5, 8]),
         optimizer=st.sampled_from(OptimizerKind),
-        scenario=st.sampled_from(Scenario),
+        shape=st.sampled_from(DataShape),
         steps=st.integers(1, 9),
         seed=st.integers(0, 1000),
         debug=st.booleans(),
     ),
     st.sampled_from([1, 2]),
 )
-def test_random_configurations_equal_sequential_training(case: Case, domain_size: int) -> None:
+def test_random_configurations_equal_sequential_training(case: EqualityCase, domain_size: int) -> None:
     case = replace(case, domain_size=domain_size) if "2d" in case.schedule else case
     assert problems(pool(2).run(compare, [case])[0]) == []
 
 
 def test_a_single_domain_is_the_world() -> None:
-    case = Case(schedule="2d_sp", micro_batches=2, steps=6, domain_size=2)
+    case = EqualityCase(schedule="2d_sp", micro_batches=2, steps=6, domain_size=2)
     states = [pool(2).run(_state, case, name)[0] for name in ("2d_sp", "sync")]
     assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
 
 
-def _state(world: World, case: Case, schedule: str) -> dict[str, torch.Tensor]:
+def _state(world: ProcessGroups, case: EqualityCase, schedule: str) -> dict[str, torch.Tensor]:
     return train_case(world, case, load(schedule)).state()
 
 
-def _paused(world: World, case: Case, pauses: tuple[int, ...]) -> dict[str, torch.Tensor]:
+def _paused(world: ProcessGroups, case: EqualityCase, pauses: tuple[int, ...]) -> dict[str, torch.Tensor]:
     """The state after the case's steps, with the tables read, as for an evaluation, after each part."""
     trainer = train_case(world, replace(case, steps=pauses[0]))
     for steps in pauses[1:]:
@@ -89,19 +91,19 @@ def _paused(world: World, case: Case, pauses: tuple[int, ...]) -> dict[str, torc
 
 
 def test_a_pause_for_evaluation_changes_nothing() -> None:
-    case = Case(schedule="nestpipe", micro_batches=4, scenario=Scenario.IDLE_RANK)
+    case = EqualityCase(schedule="nestpipe", micro_batches=4, shape=DataShape.IDLE_RANK)
     whole, parts = (pool(2).run(_paused, case, pauses)[0] for pauses in ((9,), (1, 2, 6)))
     assert all(torch.equal(whole[key], parts[key]) for key in whole)
 
 
 def test_asynchronous_prefetch_does_not_equal_sequential_training() -> None:
-    case = Case(schedule="async_prefetch", micro_batches=2, steps=STEPS)
+    case = EqualityCase(schedule="async_prefetch", micro_batches=2, steps=STEPS)
     assert not pool(2).run(compare, [case])[0][0].equal
 
 
 @pytest.mark.parametrize("micro_batches", [2, 8])
 def test_micro_batches_change_the_result_by_no_more_than_rounding(micro_batches: int) -> None:
-    case = Case(schedule="nestpipe", micro_batches=1, steps=STEPS)
+    case = EqualityCase(schedule="nestpipe", micro_batches=1, steps=STEPS)
     whole = pool(2).run(_state, case, "sync")[0]
     parts = pool(2).run(_state, replace(case, micro_batches=micro_batches), "nestpipe")[0]
     assert max(float((whole[key] - parts[key]).abs().max()) for key in whole if whole[key].numel()) < 2e-5
@@ -114,7 +116,7 @@ def test_more_ranks_give_the_same_model_up_to_rounding() -> None:
         assert max(float((states[0][key] - other[key]).abs().max()) for key in other if other[key].numel()) < 1e-5
 
 
-def _dealt(world: World, micro_batches: int) -> dict[str, torch.Tensor]:
+def _dealt(world: ProcessGroups, micro_batches: int) -> dict[str, torch.Tensor]:
     import numpy as np
 
     from executor.data.batch import Feature
@@ -142,4 +144,4 @@ def _dealt(world: World, micro_batches: int) -> dict[str, torch.Tensor]:
 
 def test_the_full_grid_covers_what_it_says() -> None:
     grid = list(full_grid(2, 100))
-    assert len(grid) == len(set(grid)) == len(Scenario) * 3 * 4 * 5
+    assert len(grid) == len(set(grid)) == len(DataShape) * 3 * 4 * 5

@@ -16,8 +16,8 @@ from executor.data.routing import dedup, join_by_group, own, split_by_group, wit
 from executor.data.sources import KeyStreamSource, SequenceSource, SyntheticSource
 from executor.data.tables import HostStore, TableSpec, make_layout
 from executor.models.optimizers import DenseOptimizer, OptimizerKind, sparse_optimizer
-from executor.runtime.cursor import make_plan, uses_of
-from executor.runtime.world import partition_of
+from executor.runtime.cursor import plan_lanes, uses_of
+from executor.runtime.groups import partition_of
 from nestpipe.base.errors import ExecutorError, ScheduleError
 from nestpipe.ir import Data, Op, OpKind, OpRef, Program, Resource, Stream, unroll, with_micro_batches
 from nestpipe.schedules import load, names
@@ -36,12 +36,12 @@ TABLES = (
 @pytest.mark.parametrize("name", names())
 def test_following_a_plan_one_ready_op_at_a_time_runs_everything_in_order(name: str) -> None:
     program = unroll(with_micro_batches(load(name), 2), 6)
-    plan = make_plan(program)
-    finished = [0] * len(plan.lanes)
+    lanes = plan_lanes(program)
+    finished = [0] * len(lanes)
     order: dict[OpRef, int] = {}
-    while any(done < len(lane.tasks) for done, lane in zip(finished, plan.lanes, strict=True)):
+    while any(done < len(lane.tasks) for done, lane in zip(finished, lanes, strict=True)):
         before = len(order)
-        for index, lane in enumerate(plan.lanes):
+        for index, lane in enumerate(lanes):
             if finished[index] < len(lane.tasks):
                 task = lane.tasks[finished[index]]
                 if all(finished[other] >= count for other, count in task.waits):
@@ -60,12 +60,12 @@ def _program(*ops: Op) -> Program:
 def test_plans_refuse_double_unknown_and_backward_waits() -> None:
     first = Op(kind=OpKind.READ, batch=0)
     with pytest.raises(ScheduleError, match="read 0 appears twice"):
-        make_plan(_program(first, first))
+        plan_lanes(_program(first, first))
     with pytest.raises(ScheduleError, match="waits for update 0, which the program does not have"):
-        make_plan(_program(replace(first, after=(OpRef(kind=OpKind.UPDATE, batch=0),))))
+        plan_lanes(_program(replace(first, after=(OpRef(kind=OpKind.UPDATE, batch=0),))))
     late = Op(kind=OpKind.UPDATE, batch=0)
     with pytest.raises(ScheduleError, match="its own stream compute runs later"):
-        make_plan(_program(replace(first, after=(late.ref,)), late))
+        plan_lanes(_program(replace(first, after=(late.ref,)), late))
 
 
 def test_every_use_of_a_buffer_is_counted_once_per_op() -> None:

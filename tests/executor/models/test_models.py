@@ -15,8 +15,8 @@ from executor.data.tables import TableSpec
 from executor.models.dlrm import DLRM, Model, pool_bags
 from executor.models.optimizers import OptimizerKind
 from executor.models.sequence import FuXiBlock, HSTUBlock, SequenceModel, next_item_scores, pad_rows
+from executor.runtime.groups import ProcessGroups
 from executor.runtime.trainer import Settings, Trainer
-from executor.runtime.world import World
 from nestpipe.base.errors import ExecutorError
 from nestpipe.ir import with_micro_batches
 from nestpipe.schedules import load
@@ -101,7 +101,7 @@ class Bags(Model):
         return functional.binary_cross_entropy_with_logits(logits, batch.labels, reduction="sum"), logits
 
 
-def train_bags(world: World, feature: Feature, micro_batches: int) -> tuple[Tensor, Tensor]:
+def train_bags(world: ProcessGroups, feature: Feature, micro_batches: int) -> tuple[Tensor, Tensor]:
     """The table before and after four steps of SGD, pipelined."""
     loop = with_micro_batches(load("nestpipe"), micro_batches)
     trainer = Trainer(world, loop, Bags(feature), bag_source(), Settings(optimizer=OptimizerKind.SGD, lr=1.0))

@@ -20,8 +20,8 @@ from executor.data.batch import Feature, Jagged, MicroBatch, RawBatch
 from executor.data.tables import TableSpec
 from executor.models.dlrm import Model, pool_bags
 from executor.models.optimizers import OptimizerKind
+from executor.runtime.groups import ProcessGroups
 from executor.runtime.trainer import Settings, Trainer
-from executor.runtime.world import World
 from nestpipe.ir import with_micro_batches
 from nestpipe.schedules import load
 
@@ -80,7 +80,7 @@ class FixedTop(Model):
         return functional.binary_cross_entropy_with_logits(logits, batch.labels, reduction="sum"), logits
 
 
-def ours(world: World, keys: Keys, optimizer: OptimizerKind) -> tuple[list[Tensor], Tensor]:
+def ours(world: ProcessGroups, keys: Keys, optimizer: OptimizerKind) -> tuple[list[Tensor], Tensor]:
     """Logits of every step and the tables after the last, trained by `nestpipe`."""
     loop = with_micro_batches(load("nestpipe"), 1)
     trainer = Trainer(world, loop, FixedTop(), keys, Settings(optimizer=optimizer, lr=LR))
@@ -90,7 +90,7 @@ def ours(world: World, keys: Keys, optimizer: OptimizerKind) -> tuple[list[Tenso
     return [logits[step] for step in range(STEPS)], trainer.state()["table.0"]
 
 
-def theirs(world: World, keys: Keys, optimizer: OptimizerKind) -> tuple[list[Tensor], Tensor]:
+def theirs(world: ProcessGroups, keys: Keys, optimizer: OptimizerKind) -> tuple[list[Tensor], Tensor]:
     """The same by TorchRec's row-wise sharded embedding bags."""
     import torchrec
     from fbgemm_gpu.split_embedding_configs import EmbOptimType
@@ -159,7 +159,7 @@ def _load(model: nn.Module, start: Tensor) -> None:
             rows.detach().copy_(table[first : first + len(rows)])
 
 
-def _whole(world: World, model: nn.Module) -> list[Tensor]:
+def _whole(world: ProcessGroups, model: nn.Module) -> list[Tensor]:
     parts = world.gather(
         {name: [(at, rows.detach()) for at, rows in shards] for name, shards in _shards(model).items()}
     )
@@ -182,7 +182,7 @@ class Difference:
     equal: bool
 
 
-def difference(world: World, keys: Keys, optimizer: OptimizerKind) -> Difference:
+def difference(world: ProcessGroups, keys: Keys, optimizer: OptimizerKind) -> Difference:
     """How far TorchRec and we are apart after all steps, on this rank."""
     (mine, table), (other, reference) = ours(world, keys, optimizer), theirs(world, keys, optimizer)
     gaps = [float((a - b).abs().max()) for a, b in zip(mine, other, strict=True)]

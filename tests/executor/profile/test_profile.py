@@ -10,14 +10,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from executor.compute import EmulatedDevice
 from executor.profile.driver import run_on_testbed
 from executor.profile.measure import full_plan, quick_plan
 from executor.profile.run import RunConfig, loop_of, run_configs, sizes_of_run
-from executor.profile.samples import Links, ProfiledRun, check_separate, cost_rows, gaps, op_samples
+from executor.profile.samples import ProfiledRun, ShapedLinks, check_separate, cost_rows, gaps, op_samples
 from executor.profile.schedules import PAIRS, SERIAL, TURNS
 from executor.profile.sizes import ring_traffic
-from executor.runtime.emulate import EmulatedDevice, emulated_from
-from executor.runtime.world import join_world
+from executor.runtime.groups import join_world
 from executor.testbed import namespaces as testbed
 from nestpipe.base.errors import CaseError, TraceError
 from nestpipe.checks.check import require_safe
@@ -163,7 +163,7 @@ def _ops(name: str) -> tuple[Op, ...]:
 
 
 def _profiled(frame: pd.DataFrame, config: RunConfig, world_size: int = 1) -> ProfiledRun:
-    links = Links(bits_per_s=(8_000_000_000,) * world_size, burst_bytes=1000)
+    links = ShapedLinks(bits_per_s=(8_000_000_000,) * world_size, burst_bytes=1000)
     return ProfiledRun(frame=frame, config=config, sizes=sizes_of_run(config, world_size), links=links, name="run")
 
 
@@ -226,7 +226,7 @@ def test_gaps_count_from_the_last_op_that_was_waited_for(measured: pd.DataFrame)
 def test_what_a_rested_link_lets_through_at_once_takes_no_time_on_the_wire() -> None:
     from executor.profile.samples import _Wire
 
-    wire = _Wire(Links(bits_per_s=(8_000_000_000,) * 2, burst_bytes=1000))  # 1 byte/ns
+    wire = _Wire(ShapedLinks(bits_per_s=(8_000_000_000,) * 2, burst_bytes=1000))  # 1 byte/ns
     traffic = np.array([[0.0, 1500.0], [200.0, 0.0]])
     assert wire.transfer(traffic, 0.0, 500.0) == 500.0  # 1000 of the 1500 bytes were saved
     assert wire.transfer(traffic, 700.0, 2000.0) == 1300.0  # 200 ns of rest save 200 bytes
@@ -248,7 +248,7 @@ def test_an_emulated_device_takes_its_time_by_kind_and_size() -> None:
     assert device.time_ns(OpKind.LOOKUP, Cost(keys=7, unique_keys=4), 0) == 10_020
     assert device.time_ns(OpKind.ALL_REDUCE, Cost(bytes=1 << 20), 0) == 0
     with pytest.raises(CaseError, match=r"unknown attribute 'lunch_us'.*did you mean 'launch_us'"):
-        emulated_from({"lunch_us": 1})
+        EmulatedDevice.parse(["lunch_us=1"])
 
 
 def test_impossible_configurations_are_refused() -> None:

@@ -15,14 +15,14 @@ from executor.data.tables import TableSpec
 from executor.models.dlrm import DLRM
 from executor.models.optimizers import OptimizerKind
 from executor.runtime.checkpoint import latest, restore, save
+from executor.runtime.groups import ProcessGroups
 from executor.runtime.trainer import Settings, Trainer
-from executor.runtime.world import World
 from nestpipe.base.errors import ExecutorError
 from nestpipe.schedules import load
 from tests.executor.jobs import pool
 
 
-def make(world: World, optimizer: OptimizerKind = OptimizerKind.LAZY_ADAM, num_rows: int = 31) -> Trainer:
+def make(world: ProcessGroups, optimizer: OptimizerKind = OptimizerKind.LAZY_ADAM, num_rows: int = 31) -> Trainer:
     torch.manual_seed(2)
     tables = [TableSpec(name="a", num_rows=num_rows, dim=4), TableSpec(name="b", num_rows=2, dim=8)]
     model = DLRM(tables, [Feature(name="f", table="a"), Feature(name="g", table="b")], num_dense=4, hidden=(4,))
@@ -30,7 +30,7 @@ def make(world: World, optimizer: OptimizerKind = OptimizerKind.LAZY_ADAM, num_r
     return Trainer(world, load("nestpipe"), model, source, Settings(optimizer=optimizer))
 
 
-def interrupted(world: World, directory: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def interrupted(world: ProcessGroups, directory: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The state after 3 + 4 batches without a pause, and with a checkpoint, a new trainer and a resume between."""
     whole = make(world)
     whole.run(7)
@@ -51,14 +51,14 @@ def test_resume_is_bitwise(tmp_path: Path, world_size: int) -> None:
         assert all(torch.equal(whole[key], resumed[key]) for key in whole)
 
 
-def saved(world: World, directory: Path) -> dict[str, Tensor]:
+def saved(world: ProcessGroups, directory: Path) -> dict[str, Tensor]:
     trainer = make(world)
     trainer.run(2)
     save(trainer, directory)
     return trainer.state()
 
 
-def restored(world: World, directory: Path) -> dict[str, Tensor]:
+def restored(world: ProcessGroups, directory: Path) -> dict[str, Tensor]:
     trainer = make(world)
     found = latest(directory)
     assert found is not None
@@ -73,7 +73,7 @@ def test_a_checkpoint_is_read_at_another_world_size(tmp_path: Path, before: int,
     assert all(torch.equal(written[key], read[key]) for key in written)
 
 
-def refused(world: World, directory: Path, optimizer: OptimizerKind, num_rows: int) -> str:
+def refused(world: ProcessGroups, directory: Path, optimizer: OptimizerKind, num_rows: int) -> str:
     try:
         restore(make(world, optimizer, num_rows), directory)
     except ExecutorError as error:

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from executor.app.options import ModelKind, RunOptions, make_trainer
-from executor.runtime.cursor import make_plan
+from executor.runtime.cursor import plan_lanes
+from executor.runtime.groups import ProcessGroups, join_world
 from executor.runtime.lanes import Cost, Runtime
 from executor.runtime.recorder import gather_timeline
-from executor.runtime.world import World, join_world
 from nestpipe.ir import Op, OpKind, Program, Resource, Stream
 
 pytestmark = [
@@ -21,7 +21,7 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def world() -> World:
+def world() -> ProcessGroups:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
     return join_world(device="cuda")
@@ -34,7 +34,7 @@ def options(schedule: str, **changes: object) -> RunOptions:
 
 @pytest.mark.parametrize("schedule", ["dbp", "fwp", "nestpipe", "sparse_dist"])
 @pytest.mark.parametrize("model", [ModelKind.DLRM, ModelKind.HSTU])
-def test_schedules_equal_sequential_training_on_cuda(world: World, schedule: str, model: ModelKind) -> None:
+def test_schedules_equal_sequential_training_on_cuda(world: ProcessGroups, schedule: str, model: ModelKind) -> None:
     states = []
     for name in ("sync", schedule):
         trainer = make_trainer(world, options(name, model=model, debug=name != "sync"))
@@ -43,7 +43,7 @@ def test_schedules_equal_sequential_training_on_cuda(world: World, schedule: str
     assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
 
 
-def test_lanes_start_after_what_the_caller_has_queued(world: World) -> None:
+def test_lanes_start_after_what_the_caller_has_queued(world: ProcessGroups) -> None:
     value = torch.zeros(1 << 20, device=world.device)
     torch.cuda._sleep(200_000_000)
     value.fill_(1.0)
@@ -55,15 +55,15 @@ def test_lanes_start_after_what_the_caller_has_queued(world: World) -> None:
 
     stream = Stream(name="compute", resource=Resource.COMPUTE, body=(Op(kind=OpKind.FORWARD, batch=0),))
     program = Program(name="look", steps=1, micro_batches=1, buffers=(), streams=(stream,))
-    Runtime(make_plan(program), {OpKind.FORWARD: look}, device=world.device).run()
+    Runtime(plan_lanes(program), {OpKind.FORWARD: look}, device=world.device).run()
     assert bool((seen[0] == 1.0).all())
 
 
-def test_cuda_and_cpu_train_the_same_model_up_to_rounding(world: World) -> None:
+def test_cuda_and_cpu_train_the_same_model_up_to_rounding(world: ProcessGroups) -> None:
     trainer = make_trainer(world, options("nestpipe", steps=4))
     trainer.run(4)
     on_cuda = trainer.losses()
-    cpu = World(
+    cpu = ProcessGroups(
         rank=0, world_size=1, device=torch.device("cpu"), backend="gloo", timeout=world.timeout, address=world.address
     )
     trainer = make_trainer(cpu, options("nestpipe", steps=4))
@@ -71,7 +71,7 @@ def test_cuda_and_cpu_train_the_same_model_up_to_rounding(world: World) -> None:
     assert on_cuda == pytest.approx(trainer.losses(), rel=1e-4)
 
 
-def test_lookup_overlaps_with_compute_on_cuda(world: World) -> None:
+def test_lookup_overlaps_with_compute_on_cuda(world: ProcessGroups) -> None:
     trainer = make_trainer(world, options("dbp", steps=20, batch_size=4096))
     trainer.run(20)
     frame = gather_timeline(trainer).frame()

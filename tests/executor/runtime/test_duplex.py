@@ -9,12 +9,12 @@ import torch
 import torch.distributed as dist
 
 from executor.runtime.duplex import all_to_all_duplex
-from executor.runtime.world import World
+from executor.runtime.groups import ProcessGroups
 from nestpipe.ir import Op, OpKind, Resource
 from tests.executor.jobs import pool
 
 
-def _agree(world: World, rounds: int) -> bool:
+def _agree(world: ProcessGroups, rounds: int) -> bool:
     """Whether both give the same bits for random splits, many of them 0, of every dtype and of one and two axes."""
     group = world.communicator("duplex", Resource.WORLD, world.world_size)
     draw = torch.Generator().manual_seed(7)
@@ -37,7 +37,7 @@ def test_exchanges_agree_with_torch_bit_for_bit(world_size: int) -> None:
     assert pool(world_size).run(_agree, 60) == [True] * world_size
 
 
-def _uses_duplex(world: World) -> bool:
+def _uses_duplex(world: ProcessGroups) -> bool:
     """Whether an exchange of the executor leaves torch's own All2All alone."""
     group = world.communicator("duplex", Resource.WORLD, world.world_size, debug=True)
     send, out = torch.tensor([float(world.rank)] * 2), torch.empty(2)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import pytest
 import torch
 
-from executor.runtime.cursor import make_plan
+from executor.runtime.cursor import plan_lanes
 from executor.runtime.lanes import Cost, Implementation, RunError, Runtime
 from nestpipe.ir import Op, OpKind, OpRef, Program, Resource, Stream, unroll, with_micro_batches
 from nestpipe.schedules import load, names
@@ -22,7 +22,7 @@ FORKED = (OpKind.COPY_H2D, OpKind.DEDUP, OpKind.LOOKUP)
 
 
 def run(program: Program, table: Mapping[OpKind, Implementation]) -> Runtime:
-    runtime = Runtime(make_plan(program), {kind: lambda _: Cost() for kind in OpKind} | dict(table), device=CPU)
+    runtime = Runtime(plan_lanes(program), {kind: lambda _: Cost() for kind in OpKind} | dict(table), device=CPU)
     runtime.run()
     return runtime
 
@@ -48,7 +48,7 @@ def fork(steps: int, width: int = 3) -> Program:
 @pytest.mark.parametrize("name", names())
 def test_every_op_runs_once_after_what_it_waits_for(name: str) -> None:
     program = unroll(with_micro_batches(load(name), 3), 8)
-    spans = run(program, {}).spans
+    spans = run(program, {}).records
     assert [[span.op for span in lane] for lane in spans] == [list(stream.ops) for stream in program.streams]
     ends = {span.op.ref: span.end_ns for lane in spans for span in lane}
     for lane in spans:
@@ -76,7 +76,7 @@ def test_in_real_time_every_op_lets_other_threads_go_first(policy: str, monkeypa
     yields: list[int] = []
     monkeypatch.setattr(os, "sched_getscheduler", lambda _: getattr(os, policy))
     monkeypatch.setattr(os, "sched_yield", lambda: yields.append(1))
-    ops = sum(len(lane) for lane in run(fork(5), {}).spans)
+    ops = sum(len(lane) for lane in run(fork(5), {}).records)
     assert len(yields) == (0 if policy == "SCHED_OTHER" else ops)
 
 
@@ -84,7 +84,7 @@ _REUSE = """
 import ctypes, resource, sys, threading
 import torch
 ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: with huge pages there is one fault where 512 are counted
-from executor.runtime.malloc import keep_freed_memory
+from executor.process import keep_freed_memory
 if sys.argv[1] == "keep":
     keep_freed_memory()
 torch.set_num_threads(1)

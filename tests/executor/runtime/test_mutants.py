@@ -14,17 +14,17 @@ import numpy as np
 import pytest
 import torch
 
-from executor.app.equality import Case, train_case
+from executor.app.equality import EqualityCase, train_case
+from executor.runtime.groups import ProcessGroups
 from executor.runtime.lanes import Cost, Implementation, OpTable
 from executor.runtime.worker import Worker
-from executor.runtime.world import World
 from nestpipe.checks.check import Verdict, check
 from nestpipe.ir import Loop, Op, Program, with_micro_batches
 from nestpipe.schedules import load
 from tests.executor.jobs import pool
 from tests.nestpipe.checks.mutants import damaged_buffers, mutants, shifted_micro_batches
 
-CASE = Case(schedule="sync", micro_batches=2, steps=6, debug=True)
+CASE = EqualityCase(schedule="sync", micro_batches=2, steps=6, debug=True)
 
 
 def safe_mutants(schedule: str) -> list[tuple[str, Loop]]:
@@ -46,7 +46,7 @@ def _disturbed(table: OpTable, worker: Worker, program: Program, seed: int) -> O
     return {kind: partial(slow, inner) for kind, inner in table.items()}
 
 
-def unequal(world: World, loops: Iterable[tuple[str, Loop]]) -> list[str]:
+def unequal(world: ProcessGroups, loops: Iterable[tuple[str, Loop]]) -> list[str]:
     """The names of the loops whose result differs from the sequential one."""
     reference = train_case(world, CASE, load("sync")).state()
     found = []

@@ -15,9 +15,9 @@ import torch
 from executor.data.batch import RawBatch
 from executor.data.sources import SyntheticSource
 from executor.runtime.buffers import Buffers
+from executor.runtime.groups import ProcessGroups
 from executor.runtime.numerics import NanPolicy
 from executor.runtime.trainer import Settings, Trainer
-from executor.runtime.world import World
 from nestpipe.base.errors import ExecutorError, ScheduleError
 from nestpipe.ir import Buffer, Data, Op, OpKind, Place, Resource
 from nestpipe.schedules import load
@@ -121,7 +121,7 @@ def test_tables_that_do_not_fit_the_disk_are_bad_input(tmp_path: Path) -> None:
 
 
 def _disagree(
-    world: World, kinds: tuple[OpKind, OpKind], dtypes: tuple[torch.dtype, torch.dtype], sizes: list[int]
+    world: ProcessGroups, kinds: tuple[OpKind, OpKind], dtypes: tuple[torch.dtype, torch.dtype], sizes: list[int]
 ) -> str:
     group = world.communicator("fingerprints", Resource.WORLD, world.world_size, debug=True)
     op = Op(kind=kinds[world.rank], batch=5, micro_batch=1)
@@ -214,7 +214,7 @@ def _access(data: Data, batch: int) -> object:
     return Access(data=data, batch=batch)
 
 
-def _debug_run(world: World) -> str:
+def _debug_run(world: ProcessGroups) -> str:
     loop = change_op(load("dbp"), OpKind.COPY_H2D, lambda op: without_wait(op, OpKind.BACKWARD))
     loop = replace(loop, buffers=tuple(replace(b, slots=1) if b.data == Data.BATCH else b for b in loop.buffers))
     # forward of a batch starts once the next batch has been copied over it, however fast each is
@@ -233,7 +233,7 @@ def test_debug_mode_catches_a_schedule_that_overwrites_a_live_buffer() -> None:
     assert "failed" in messages[0]
 
 
-def _refused(world: World, kind: OpKind) -> str:
+def _refused(world: ProcessGroups, kind: OpKind) -> str:
     loop = load("sync")
     dense = next(stream for stream in loop.streams if stream.name == "dense")
     more = replace(dense, body=(*dense.body, Op(kind=kind, batch=0)))
@@ -261,7 +261,7 @@ class _NanSource(SyntheticSource):
         return replace(raw, dense=np.full_like(raw.dense, np.nan)) if (batch, rank) == (2, 1) else raw
 
 
-def _train_on_nan(world: World, policy: NanPolicy, schedule: str) -> tuple[str, list[int], bool]:
+def _train_on_nan(world: ProcessGroups, policy: NanPolicy, schedule: str) -> tuple[str, list[int], bool]:
     from executor.data.batch import Feature
     from executor.data.tables import TableSpec
     from executor.models.dlrm import DLRM

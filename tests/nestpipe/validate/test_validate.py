@@ -14,10 +14,10 @@ import pytest
 import simpy
 from typer.testing import CliRunner
 
+from executor.compute import EmulatedDevice
 from executor.profile.measure import full_plan, quick_plan
 from executor.profile.run import RunConfig, loop_of, sizes_of_run
 from executor.profile.samples import check_separate
-from executor.runtime.emulate import EmulatedDevice
 from executor.testbed import namespaces as testbed
 from nestpipe.base.errors import CaseError, NestPipeError, TraceError
 from nestpipe.ir import OpKind, unroll

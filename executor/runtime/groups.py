@@ -20,12 +20,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
+from executor.process import keep_freed_memory
 from executor.runtime.duplex import all_to_all_duplex
-from executor.runtime.malloc import keep_freed_memory
 from nestpipe.base import ExecutorError, unknown_name
 from nestpipe.ir import Op, OpKind, Resource, group_of, group_ranks, op_name
 
-__all__ = ["Communicator", "World", "join_world", "partition_of"]
+__all__ = ["Communicator", "ProcessGroups", "join_world", "partition_of"]
 
 _KINDS = tuple(OpKind)
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.int32, torch.uint8)
@@ -138,7 +138,7 @@ def partition_of(resource: Resource, world_size: int, domain_size: int) -> tuple
 
 
 @dataclass(slots=True)
-class World:
+class ProcessGroups:
     """This process among its peers. Groups are made once per name and partition, by all ranks in the same order."""
 
     rank: int
@@ -203,12 +203,12 @@ def join_world(
     timeout_s: float = 1800.0,
     rendezvous_s: float = 60.0,
     threads: int | None = None,
-) -> World:
+) -> ProcessGroups:
     """Meet the other ranks, which torchrun or plain environment variables describe.
 
     The backend is gloo on CPU and NCCL on CUDA unless named. Reads RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and
     LOCAL_RANK; without them this process is the whole world. `threads` is for torch's CPU kernels, torch's own choice
-    unless given. Sets what malloc does with freed memory, for this process (`executor.runtime.malloc`).
+    unless given. Sets what malloc does with freed memory, for this process (`executor.process`).
 
     Raises:
         ExecutorError: if a variable or the backend is wrong, the port is taken, or the others do not come in time.
@@ -239,7 +239,7 @@ def join_world(
         )
     except (RuntimeError, ValueError) as error:
         raise ExecutorError(_rendezvous_problem(error, address, rank, world_size, rendezvous_s)) from None
-    return World(
+    return ProcessGroups(
         rank=rank,
         world_size=world_size,
         device=torch.device(device, _number("LOCAL_RANK", 0)) if device == "cuda" else torch.device(device),
