@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from nestpipe.base import ScheduleError
 from nestpipe.checks.order import Stuck, StuckStream, why_stuck
-from nestpipe.ir import COLLECTIVES, Op, OpRef, Program, Stream, group_of, group_ranks, op_name
+from nestpipe.ir import COLLECTIVES, OPS_MAX, Op, OpRef, Program, Stream, group_of, group_ranks, op_name
 
 __all__ = ["run_together"]
 
@@ -21,8 +21,12 @@ def run_together(programs: Sequence[Program], domain_size: int | None = None) ->
     """Where the ranks get stuck, or None if all finish.
 
     Raises:
-        ScheduleError: if a program does not say its ranks, or ranks are given twice, missing, or not whole domains.
+        ScheduleError: if a program does not say its ranks, if ranks are given twice, missing, or not whole domains, or
+            if they run more than `OPS_MAX` ops in all.
     """
+    num_ops = sum(len(program.ops) * len(program.ranks or ()) for program in programs)
+    if num_ops > OPS_MAX:
+        raise ScheduleError(f"the ranks run {num_ops:,} ops, more than {OPS_MAX:,}; take fewer ranks or steps")
     by_rank = _by_rank(programs)
     if domain_size is not None and (domain_size < 1 or len(by_rank) % domain_size):
         raise ScheduleError(f"domain_size must divide the number of ranks, {len(by_rank)}, got {domain_size}")

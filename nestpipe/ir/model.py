@@ -35,6 +35,7 @@ Meaning of the ops on rows, the same for every interpreter and for the checks:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -51,6 +52,8 @@ __all__ = [
     "GROUPS",
     "LOOKUP_PATH",
     "MICRO_DATA",
+    "NUMBER_MAX",
+    "RANKS_MAX",
     "STATES",
     "Access",
     "All",
@@ -58,6 +61,7 @@ __all__ = [
     "Data",
     "Loop",
     "MicroBlock",
+    "MicroIndex",
     "Op",
     "OpKind",
     "OpRef",
@@ -141,6 +145,9 @@ class All(StrEnum):
 
 
 ALL: Final = All.ALL
+#: The largest number in a schedule, and one more than the largest rank.
+NUMBER_MAX: Final = 2_000_000
+RANKS_MAX: Final = 1_000_000
 MicroIndex: TypeAlias = int | All | None
 
 ALL_TO_ALLS: Final = frozenset({OpKind.ALL_TO_ALL_KEYS, OpKind.ALL_TO_ALL_ROWS, OpKind.ALL_TO_ALL_GRADS})
@@ -226,6 +233,9 @@ class Stream:
     resource: Resource
     body: tuple[Op | MicroBlock, ...]
 
+    def __post_init__(self) -> None:
+        _check_name("stream", self.name)
+
     @property
     def ops(self) -> tuple[Op, ...]:
         """All ops in line order, blocks flattened."""
@@ -242,7 +252,7 @@ class Buffer:
 
     def __post_init__(self) -> None:
         if self.data in STATES:
-            raise ScheduleError(f"{self.data} is a state, it cannot be declared as a buffer")
+            raise ScheduleError(f"{self.data} is a state and needs no buffer; drop it")
         if self.slots < 1:
             raise ScheduleError(f"buffer {self.data}: slots must be at least 1, got {self.slots}")
 
@@ -258,8 +268,8 @@ class Loop:
     doc: str = ""
 
     def __post_init__(self) -> None:
-        if self.micro_batches < 1:
-            raise ScheduleError(f"micro_batches must be at least 1, got {self.micro_batches}")
+        _check_name("loop", self.name)
+        _check_counts(micro_batches=self.micro_batches)
 
     @property
     def ops(self) -> tuple[Op, ...]:
@@ -278,10 +288,29 @@ class Program:
     streams: tuple[Stream, ...]
     ranks: tuple[int, ...] | None = None
 
+    def __post_init__(self) -> None:
+        _check_name("program", self.name)
+        _check_counts(steps=self.steps, micro_batches=self.micro_batches)
+        if self.ranks is not None and not self.ranks:
+            raise ScheduleError(f"program {self.name}: ranks must name at least one rank; leave it out for every rank")
+        if self.ranks and (min(self.ranks) < 0 or len(set(self.ranks)) < len(self.ranks)):
+            raise ScheduleError(f"program {self.name}: ranks must be different numbers from 0 on, got {self.ranks}")
+
     @property
     def ops(self) -> tuple[Op, ...]:
         """All ops, stream by stream, in program order."""
         return tuple(op for stream in self.streams for op in stream.ops)
+
+
+def _check_name(what: str, name: str) -> None:
+    if re.fullmatch(r"[^\s,#]+", name) is None:
+        raise ScheduleError(f"a {what} needs a name without spaces, commas and '#', got {name!r}")
+
+
+def _check_counts(**counts: int) -> None:
+    for name, count in counts.items():
+        if count < 1:
+            raise ScheduleError(f"{name} must be at least 1, got {count}")
 
 
 def op_name(op: Op | OpRef) -> str:

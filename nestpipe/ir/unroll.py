@@ -37,8 +37,7 @@ def unroll(loop: Loop, steps: int) -> Program:
             f"{steps:,} steps of {per_step:,} ops are more than {OPS_MAX:,}; take fewer steps or micro-batches"
         )
     check_waits(loop)
-    offsets = [op.batch for op in loop.ops] or [0]
-    iterations = range(-max(offsets), steps - min(offsets))
+    iterations = sorted({batch - offset for offset in {op.batch for op in loop.ops} for batch in range(steps)})
     streams = tuple(replace(stream, body=tuple(_body(loop, stream, steps, iterations))) for stream in loop.streams)
     return Program(name=loop.name, steps=steps, micro_batches=loop.micro_batches, buffers=loop.buffers, streams=streams)
 
@@ -54,8 +53,8 @@ def iteration(stream: Stream, micro_batches: int) -> Iterator[tuple[Op, int | No
         if not isinstance(item, MicroBlock):
             yield item, None, None
             continue
-        offsets = [op.micro_batch or 0 for op in item.ops]
-        for m in range(-max(offsets), micro_batches - min(offsets)):
+        offsets = {op.micro_batch or 0 for op in item.ops}
+        for m in sorted({micro_batch - offset for offset in offsets for micro_batch in range(micro_batches)}):
             for op in item.ops:
                 micro_batch = m + (op.micro_batch or 0)
                 if 0 <= micro_batch < micro_batches:
@@ -100,7 +99,7 @@ def check_waits(loop: Loop) -> None:
                 )
 
 
-def _body(loop: Loop, stream: Stream, steps: int, iterations: range) -> Iterator[Op]:
+def _body(loop: Loop, stream: Stream, steps: int, iterations: Sequence[int]) -> Iterator[Op]:
     once = tuple(iteration(stream, loop.micro_batches))
     for t in iterations:
         for op, micro_batch, m in once:

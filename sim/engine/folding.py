@@ -11,18 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from nestpipe.base import TopologyError
-from nestpipe.ir import GROUPS, Resource, group_of, group_ranks
+from nestpipe.ir import GROUPS, RANKS_MAX, Resource, group_of, group_ranks
 
-__all__ = ["RANKS_MAX", "Actors", "World", "fold", "unfolded"]
+__all__ = ["Actors", "World", "fold", "unfolded"]
 
 Int64: TypeAlias = npt.NDArray[np.int64]
-RANKS_MAX: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
