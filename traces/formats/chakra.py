@@ -1,39 +1,28 @@
 """Chakra execution traces: one rank's dependency graph of compute, memory and communication nodes.
 
-A file is a sequence of length-delimited protobuf messages, first the metadata, then nodes. The JSON variant (an object
-with `workload_graph`) is read too. Times are whole microseconds; what `traces.formats.export_chakra` writes carries
-exact nanoseconds in attributes of its own, and those win.
+A file is a sequence of length-delimited protobuf messages, first the metadata, then nodes. Times are whole
+microseconds; what `traces.formats.export_chakra` writes carries exact nanoseconds in attributes of its own, and those
+win.
 
 Source: mlcommons/chakra, schema/protobuf/et_def.proto.
 """
 
 from __future__ import annotations
 
-import os
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from nestpipe.base import NS_PER_US, TraceError
+from traces.formats.format import Found, Head, Options, count
 from traces.formats.json_stream import whole
-from traces.formats.kineto import rank_in_name
-from traces.formats.kineto_join import kind_of_collective
-from traces.formats.phases import collective_of, phase_of
+from traces.formats.phases import collective_of, kind_name, kind_of_collective, phase_of
 from traces.formats.protobuf import BYTES, FIXED32, FIXED64, Field, WireError, fields, read_varint, signed, unzigzag
-from traces.formats.reading import open_bytes
+from traces.formats.reading import open_bytes, rank_in_name
 from traces.table import INT_COLUMNS, KINDS, TEXT_COLUMNS, Origin, provenance
 
-__all__ = [
-    "COMM_TYPES",
-    "NODE_TYPES",
-    "PRIVATE_PREFIX",
-    "ChakraNode",
-    "ChakraTrace",
-    "chakra_rows",
-    "looks_like_chakra",
-]
-__all__ += ["read_chakra", "read_chakra_json"]
+__all__ = ["COMM_TYPES", "NODE_TYPES", "PRIVATE_PREFIX", "ChakraNode", "ChakraTrace", "read", "sniff", "summarise"]
 
 NODE_TYPES = ("invalid", "metadata", "memory_load", "memory_store", "compute", "send", "recv", "collective")
 COMM_TYPES = (
@@ -71,13 +60,15 @@ class ChakraTrace(NamedTuple):
     num_messages: int
 
 
-def looks_like_chakra(head: bytes) -> bool:
-    """Whether the beginning of a file is a length-delimited metadata message with a version text in it."""
+def sniff(head: Head) -> bool:
+    """Whether this begins with a length-delimited metadata message that holds a version text."""
+    if head.is_json:
+        return False
     try:
-        size, at = read_varint(head, 0)
-        if not 2 <= size <= 65536 or len(head) < at + size:
+        size, at = read_varint(head.raw, 0)
+        if not 2 <= size <= 65536 or len(head.raw) < at + size:
             return False
-        parts = list(fields(head[at : at + size]))
+        parts = list(fields(head.raw[at : at + size]))
     except WireError:
         return False
     return bool(parts) and all(part.number in (1, 2) and part.wire == BYTES for part in parts)
@@ -182,13 +173,13 @@ def _messages(path: str, data: bytes) -> Iterator[bytes]:
         index += 1
 
 
-def read_chakra(path: str | os.PathLike[str]) -> ChakraTrace:
+def read(path: Path, _options: Options) -> ChakraTrace:
     """A rank's Chakra trace, protobuf, plain or gzip.
 
     Raises:
         TraceError: not such a file, or cut short.
     """
-    name = os.fspath(path)
+    name = str(path)
     with open_bytes(path) as file:
         data = file.read()
     version, metadata, nodes = "", dict[str, Any](), list[ChakraNode]()
@@ -213,37 +204,6 @@ def read_chakra(path: str | os.PathLike[str]) -> ChakraTrace:
         if node.type >= len(NODE_TYPES):
             raise TraceError(f"{name}: node {node.id}: type must be 0 to {len(NODE_TYPES) - 1}, got {node.type}")
     return ChakraTrace(name, version, rank_in_name(name), metadata, nodes, count)
-
-
-def read_chakra_json(path: str | os.PathLike[str], document: Mapping[str, Any]) -> ChakraTrace:
-    """A Chakra trace in its JSON variant, given the parsed document.
-
-    Raises:
-        TraceError: a node that cannot be.
-    """
-    name = os.fspath(path)
-    graph = document.get("workload_graph")
-    if not isinstance(graph, list):
-        raise TraceError(f"{name}: workload_graph must be a list of nodes, got {type(graph).__name__}")
-    nodes: list[ChakraNode] = []
-    for index, node in enumerate(graph):
-        if not isinstance(node, dict):
-            raise TraceError(f"{name}: workload_graph[{index}] must be an object, got {node!r}")
-        identity, kind = whole(node.get("Id", node.get("id"))), whole(node.get("NodeType", node.get("type")))
-        runtime = whole(node.get("runtime", 0))
-        if identity is None or kind is None or not 0 <= kind < len(NODE_TYPES) or runtime is None or runtime < 0:
-            raise TraceError(
-                f"{name}: workload_graph[{index}] must have a whole Id, a NodeType from 0 to {len(NODE_TYPES) - 1} "
-                f"and a runtime in us, got {identity!r}, {kind!r}, {node.get('runtime')!r}"
-            )
-        known = ("Id", "Name", "NodeType", "ctrlDeps", "data_deps", "runtime")
-        attributes = {key: value for key, value in node.items() if key not in known}
-        deps = [[item for item in node.get(key) or [] if type(item) is int] for key in ("ctrlDeps", "data_deps")]
-        nodes.append(
-            ChakraNode(identity, str(node.get("Name", "")), kind, deps[0], deps[1], 0, runtime * NS_PER_US, attributes)
-        )
-    metadata = {key: value for key, value in document.items() if key != "workload_graph"}
-    return ChakraTrace(name, "JSON", rank_in_name(name), metadata, nodes, len(nodes))
 
 
 # -- rows and summary ------------------------------------------------------------------------------------------------
@@ -284,7 +244,7 @@ def _row(trace: ChakraTrace, node: ChakraNode, source: str, *, timed: bool) -> d
     flops = whole(node.attributes.get("num_ops"))
     row: dict[str, Any] = {
         "rank": trace.rank,
-        "kind": kind.value if kind is not None else "unclassified",
+        "kind": kind_name(kind),
         "op": node.name,
         "bytes": size if size is not None and 0 <= size < 2**62 else None,
         "flops": flops if flops is not None and 0 <= flops < 2**62 else None,
@@ -305,8 +265,8 @@ def _row(trace: ChakraTrace, node: ChakraNode, source: str, *, timed: bool) -> d
     return row
 
 
-def chakra_rows(trace: ChakraTrace) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Table rows and the JSON summary of a rank's Chakra trace; if all durations are 0, none was recorded."""
+def summarise(trace: ChakraTrace) -> Found:
+    """Table rows and summary of a rank's Chakra trace; if all durations are 0, none was recorded."""
     timed = any(node.duration_ns for node in trace.nodes)
     origin = Origin.MEASURED if timed else Origin.RECORDED
     source = provenance(origin, Path(trace.path).name)
@@ -315,7 +275,7 @@ def chakra_rows(trace: ChakraTrace) -> tuple[list[dict[str, Any]], dict[str, Any
     if any(max(node.duration_ns, node.start_ns) >= 2**61 for node in trace.nodes):
         raise TraceError(f"{trace.path}: a node has a time beyond what 64 bits of nanoseconds hold")
     rows = [_row(trace, node, source, timed=timed) for node in trace.nodes if NODE_TYPES[node.type] != "metadata"]
-    return rows, _summary(trace, timed=timed)
+    return Found(rank=trace.rank, rows=rows, summaries=[_summary(trace, timed=timed)])
 
 
 def _summary(trace: ChakraTrace, *, timed: bool) -> dict[str, Any]:
@@ -325,9 +285,7 @@ def _summary(trace: ChakraTrace, *, timed: bool) -> dict[str, Any]:
         types[NODE_TYPES[node.type]] = types.get(NODE_TYPES[node.type], 0) + 1
         collective = collective_name_of(node)
         if collective is not None:
-            entry = counts.setdefault(collective, {"count": 0, "bytes": 0})
-            entry["count"] += 1
-            entry["bytes"] += whole(node.attributes.get("comm_size")) or 0
+            count(counts, collective, bytes=whole(node.attributes.get("comm_size")) or 0)
     world = whole(trace.attributes.get("ngpus"))
     kernels = [node for node in trace.nodes if node.attributes.get("is_cpu_op") is False]
     return {
@@ -342,8 +300,3 @@ def _summary(trace: ChakraTrace, *, timed: bool) -> dict[str, Any]:
         "duration_us": sum(node.duration_ns for node in trace.nodes) / NS_PER_US if timed else None,
         "collectives": dict(sorted(counts.items())),
     }
-
-
-def dependencies(nodes: Sequence[ChakraNode]) -> dict[int, list[int]]:
-    """For each node the nodes it waits for, control and data alike."""
-    return {node.id: [*node.ctrl_deps, *node.data_deps] for node in nodes}

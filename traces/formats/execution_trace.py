@@ -1,4 +1,4 @@
-"""PyTorch execution traces and PARAM communication traces: what was exchanged, in which sizes and splits; no times.
+"""PyTorch execution traces: what was exchanged, in which sizes and splits; no times.
 
 An execution trace records each collective as a node `record_param_comms` whose tensors are tuples (tensor id, storage
 id, offset, number of elements, bytes an element, device). Both layouts are read: schema 1.0.1 (`inputs`, `input_types`,
@@ -8,20 +8,19 @@ id, offset, number of elements, bytes an element, device). Both layouts are read
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from nestpipe.base import TraceError
-from traces.formats.collective_logs import element_bytes
+from traces.formats.dtypes import element_bytes, is_integer
+from traces.formats.format import Found, Head, Options, count
 from traces.formats.json_stream import EventStream, whole
-from traces.formats.kineto import rank_in_name
-from traces.formats.kineto_join import kind_of_collective
-from traces.formats.phases import Phase, collective_of, phase_of
+from traces.formats.phases import Phase, collective_of, kind_name, kind_of_collective, phase_of
+from traces.formats.reading import rank_in_name
 from traces.table import Origin, provenance
 
-__all__ = ["EtCollective", "EtRank", "et_rows", "read_execution_trace", "read_param_trace"]
+__all__ = ["NOT_COLLECTIVES", "EtCollective", "EtRank", "et_rows", "int_list", "read", "sniff", "summarise"]
 
 NOT_COLLECTIVES = ("wait", "init", "barrier")
 # the number before the name is the rank's own here; of a broadcast it is the root, of a send the peer
@@ -56,6 +55,17 @@ class EtRank(NamedTuple):
     num_nodes: int
     collectives: list[EtCollective]
 
+    @classmethod
+    def of(cls, path: str, schema: str, num_nodes: int, collectives: list[EtCollective]) -> EtRank:
+        """The rank as the file's name or else its collectives state it; the world size is that of the largest group."""
+        # some schemas record 0 on every rank, so the name comes first
+        rank, source = rank_in_name(path), "file name"
+        if rank is None:
+            rank = next((one.rank for one in collectives if one.rank is not None), None)
+            source = "record_param_comms" if rank is not None else "unknown"
+        sizes = [one.group_size for one in collectives if one.group_size]
+        return cls(path, schema, rank, source, max(sizes, default=None), num_nodes, collectives)
+
 
 def _tensors(value: object) -> Iterator[tuple[int, int]]:
     """(elements, bytes an element) of the tensor tuples in a value, however deeply they are listed."""
@@ -71,10 +81,10 @@ def _tensors(value: object) -> Iterator[tuple[int, int]]:
 
 def _bytes(path: str, node: object, values: object) -> int:
     total = 0
-    for count, width in _tensors(values):
-        if count < 0 or width < 0 or count * width >= 2**62:
-            raise TraceError(f"{path}: node {node}: a tensor of {count} elements of {width} bytes cannot be")
-        total += count * width
+    for number, width in _tensors(values):
+        if number < 0 or width < 0 or number * width >= 2**62:
+            raise TraceError(f"{path}: node {node}: a tensor of {number} elements of {width} bytes is invalid")
+        total += number * width
     return total
 
 
@@ -92,7 +102,8 @@ def _attributes(node: Mapping[str, Any]) -> dict[str, Any]:
     return {str(a.get("name")): a.get("value") for a in attrs if isinstance(a, dict)}
 
 
-def _int_list(value: object) -> list[int]:
+def int_list(value: object) -> list[int]:
+    """A list of whole numbers, as JSON or as text of it; empty where it is none."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -124,13 +135,12 @@ def _collective(path: str, node: Mapping[str, Any], phase: Phase | None) -> EtCo
     recorded = str(inputs[name_at]) if name_at >= 0 else str(attributes.get("collective_name") or "")
     if not recorded:
         return None
-    splits = _int_list(inputs[name_at + 1]) if 0 <= name_at < len(inputs) - 1 else []
-    splits_out = _int_list(inputs[name_at + 2]) if 0 <= name_at < len(inputs) - 2 else []
-    splits = splits or _int_list(attributes.get("in_split_size"))
-    splits_out = splits_out or _int_list(attributes.get("out_split_size"))
+    splits = int_list(inputs[name_at + 1]) if 0 <= name_at < len(inputs) - 1 else []
+    splits_out = int_list(inputs[name_at + 2]) if 0 <= name_at < len(inputs) - 2 else []
+    splits = splits or int_list(attributes.get("in_split_size"))
+    splits_out = splits_out or int_list(attributes.get("out_split_size"))
     group, size = _group(inputs, name_at, attributes)
-    if size is None and recorded not in NOT_COLLECTIVES:
-        size = len(splits) or len(splits_out) or None
+    size = None if recorded in NOT_COLLECTIVES else size or len(splits) or len(splits_out) or None
     rank = inputs[name_at - 1] if name_at >= 1 and type(inputs[name_at - 1]) is int else None
     identity = node.get("id")
     # the arguments before the name are the tensors; split lists after it are plain numbers
@@ -195,16 +205,21 @@ class _Nodes:
         return None
 
 
-def read_execution_trace(
-    path: str | os.PathLike[str], *, partial: bool = False, on_progress: Callable[[int], None] | None = None
-) -> EtRank:
+def sniff(head: Head) -> bool:
+    """Whether this is an object with a schema and nodes."""
+    if not head.stripped.startswith(b"{"):
+        return False
+    return (head.has("schema") and head.has("nodes", "start_ts")) or "nodes" in head.lists
+
+
+def read(path: Path, options: Options) -> EtRank:
     """The communications of one rank's execution trace.
 
     Raises:
-        TraceError: not such a file, cut short, or a node that cannot be.
+        TraceError: cut short, or an invalid node.
     """
-    name = os.fspath(path)
-    stream = EventStream(path, events_key="nodes", partial=partial, on_progress=on_progress)
+    name = str(path)
+    stream = EventStream(path, events_key="nodes", partial=options.partial, on_progress=options.on_progress)
     nodes = _Nodes()
     pending: list[Mapping[str, Any]] = []
     for index, node in enumerate(stream):
@@ -218,73 +233,12 @@ def read_execution_trace(
         raise TraceError(f"{name}: schema must name the version of the execution trace, got {schema!r}")
     found = [_collective(name, node, nodes.phase(node.get("id"))) for node in pending]
     collectives = [one for one in found if one is not None]
-    # some schemas record 0 on every rank, so a name that states the rank is worth more
-    rank, source = rank_in_name(name), "file name"
-    if rank is None:
-        rank = next((one.rank for one in collectives if one.rank is not None), None)
-        source = "record_param_comms" if rank is not None else "unknown"
-    sizes = [one.group_size for one in collectives if one.group_size and one.recorded not in NOT_COLLECTIVES]
-    world = max(sizes) if sizes else None
-    return EtRank(name, schema, rank, source, world, stream.num_events, collectives)
+    return EtRank.of(name, schema, stream.num_events, collectives)
 
 
-# -- PARAM -----------------------------------------------------------------------------------------------------------
-
-
-def read_param_trace(path: str | os.PathLike[str], document: object) -> EtRank:
-    """The communications of a PARAM trace: a list of records with `comms`, sizes in elements and splits.
-
-    Source: facebookresearch/param, basic trace of commsTraceReplay (`in_msg_size` counts elements of `dtype`).
-
-    Raises:
-        TraceError: a record that cannot be.
-    """
-    name = os.fspath(path)
-    if not isinstance(document, list):
-        raise TraceError(f"{name}: expected a list of communication records")
-    collectives: list[EtCollective] = []
-    for index, record in enumerate(document):
-        if not isinstance(record, dict):
-            raise TraceError(f"{name}: record {index} must be an object, got {str(record)[:40]!r}")
-        if isinstance(record.get("comms"), str):
-            collectives.append(_param_record(name, index, record))
-    if not collectives:
-        raise TraceError(f"{name}: no record with 'comms' among {len(document)}; expected a PARAM communication trace")
-    rank = rank_in_name(name)
-    sizes = [one.group_size for one in collectives if one.group_size]
-    world = max(sizes) if sizes else None
-    source = "unknown" if rank is None else "file name"
-    return EtRank(name, "PARAM", rank, source, world, len(document), collectives)
-
-
-def _param_record(name: str, index: int, record: Mapping[str, Any]) -> EtCollective:
-    recorded = str(record["comms"]).lower()
-    dtype = str(record.get("dtype", ""))
-    width = element_bytes(dtype)
-    sizes: list[int] = []
-    for key in ("in_msg_size", "out_msg_size"):
-        count = whole(record.get(key, 0))
-        if count is None or not 0 <= count < 2**58:
-            raise TraceError(f"{name}: record {index}: {key} must count elements from 0 up, got {record.get(key)!r}")
-        if count and width is None:
-            raise TraceError(f"{name}: record {index}: dtype {dtype!r} has no known element size")
-        sizes.append(count * (width or 0))
-    start = whole(record.get("startTime_ns"))
-    group_ranks = _int_list(record.get("global_ranks"))
-    return EtCollective(
-        recorded,
-        collective_of(recorded),
-        sizes[0],
-        sizes[1],
-        dtype,
-        _int_list(record.get("in_split")),
-        _int_list(record.get("out_split")),
-        str(record.get("pg_id", "")),
-        whole(record.get("world_size")) or len(group_ranks) or None,
-        None,
-        phase_of(str((record.get("markers") or [""])[0])) if isinstance(record.get("markers"), list) else None,
-        start if start is not None and 0 <= start < 2**62 else None,
-    )
+def summarise(trace: EtRank) -> Found:
+    """The rank's trace, whose sizes complete those of its profiler trace where both are imported."""
+    return Found(rank=trace.rank, trace=trace)
 
 
 # -- rows and summary ------------------------------------------------------------------------------------------------
@@ -297,21 +251,15 @@ def et_rows(trace: EtRank) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     counts: dict[str, dict[str, int]] = {}
     recorded: dict[str, dict[str, int]] = {}
     for one in trace.collectives:
-        for table, name in ((recorded, one.recorded), (counts, one.collective)):
-            if table is counts and one.recorded in NOT_COLLECTIVES:
-                continue
-            entry = table.setdefault(name, {"count": 0, "bytes": 0, "bytes_out": 0})
-            entry["count"] += 1
-            entry["bytes"] += one.bytes_in
-            entry["bytes_out"] += one.bytes_out
+        count(recorded, one.recorded, bytes=one.bytes_in, bytes_out=one.bytes_out)
         if one.recorded in NOT_COLLECTIVES:
             continue
-        integers = "int" in one.dtype.lower() or "long" in one.dtype.lower() if one.dtype else None
-        kind, _ = kind_of_collective(one.collective, one.phase, integers)
+        count(counts, one.collective, bytes=one.bytes_in, bytes_out=one.bytes_out)
+        kind, _ = kind_of_collective(one.collective, one.phase, is_integer(one.dtype) if one.dtype else None)
         rows.append(
             {
                 "rank": trace.rank,
-                "kind": kind.value if kind is not None else "unclassified",
+                "kind": kind_name(kind),
                 "op": one.recorded,
                 "bytes": one.bytes_in,
                 "bytes_out": one.bytes_out,

@@ -28,7 +28,7 @@ import pandas as pd
 
 from nestpipe.base import NS_PER_US, TraceError
 from nestpipe.ir import COLLECTIVES, OpKind
-from traces.formats.kineto import TRAILING_STEP
+from traces.formats.kineto_events import TRAILING_STEP
 
 __all__ = ["device_class", "kineto_events", "table_rows", "write_kineto"]
 

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nestpipe.ir import COLLECTIVES, OpKind
+from nestpipe.ir import OpKind
+from traces.formats.dtypes import is_integer
 from traces.formats.json_stream import whole
-from traces.formats.kineto import DeviceClass, HostRange, KinetoEvents, argument_bytes
-from traces.formats.phases import Phase, collective_kind, collective_of, is_backend_range, kernel_collective
+from traces.formats.kineto_events import DeviceClass, HostRange, KinetoEvents, argument_bytes
+from traces.formats.phases import Phase, collective_of, is_backend_range, kernel_collective, kind_of_collective
 
 __all__ = ["DeviceOp", "Joined", "join"]
 
@@ -144,8 +145,7 @@ def fill_from_arguments(found: HostRange, args: dict[str, Any]) -> None:
     if found.bytes_out is None and found.collective in ("all_reduce", "broadcast"):
         found.bytes_out = found.bytes_in
     if found.integers is None and isinstance(merged.get("dtype"), str):
-        dtype = str(merged["dtype"]).lower()
-        found.integers = "int" in dtype or "long" in dtype or dtype in ("byte", "char", "short", "bool")
+        found.integers = is_integer(str(merged["dtype"]))
 
 
 def _lookahead(steps: list[HostRange], stages: list[HostRange]) -> None:
@@ -170,20 +170,6 @@ def _lookahead(steps: list[HostRange], stages: list[HostRange]) -> None:
 
 def _stages(ranges: list[HostRange]) -> list[HostRange]:
     return [r for r in ranges if r.phase is not None and r.phase.stage is not None]
-
-
-def kind_of_collective(collective: str, phase: Phase | None, integers: bool | None) -> tuple[OpKind | None, str]:
-    """The op kind of a collective launched in this phase, or none and the reason."""
-    if phase is not None and phase.kind in COLLECTIVES:
-        return phase.kind, ""
-    key_path = phase is not None and phase.kind is OpKind.DEDUP
-    backward = phase is not None and phase.kind in (OpKind.BACKWARD, OpKind.UPDATE)
-    kind = collective_kind(collective, in_backward=backward, in_key_path=key_path, integers=integers)
-    if kind is None:
-        return None, f"collective {collective} has no op kind"
-    if collective == "all_to_all" and phase is None and not integers:
-        return None, "all_to_all outside any annotated stage: rows or gradients"
-    return kind, ""
 
 
 class _Classifier:

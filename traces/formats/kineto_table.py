@@ -11,8 +11,9 @@ import numpy as np
 import pandas as pd
 
 from traces.formats.json_stream import whole
-from traces.formats.kineto import DeviceClass, HostRange, argument_bytes
-from traces.formats.kineto_join import Joined, group_of, kind_of_collective
+from traces.formats.kineto_events import DeviceClass, HostRange, argument_bytes
+from traces.formats.kineto_join import Joined, group_of
+from traces.formats.phases import kind_name, kind_of_collective
 from traces.formats.skew import Matched
 from traces.table import Origin, provenance
 
@@ -93,7 +94,7 @@ def _device_rows(joined: Joined, waits: Mapping[int, int], shift_ns: int, part: 
             "step": _known(step, no_step),
             "batch": _known(step + offsets, no_step),
             "stream": streams[np.asarray(events.device_stream)[chosen]],
-            "kind": [op.kind.value if op.kind is not None else "unclassified" for op in ops],
+            "kind": [kind_name(op.kind) for op in ops],
             "op": names[np.asarray(events.device_name)[chosen]],
             "start_ns": start,
             "end_ns": start + duration,
@@ -139,7 +140,7 @@ def _host_rows(joined: Joined, shift_ns: int) -> list[dict[str, Any]]:
         # the device's part was not recorded: what was asked for is known, how long it took is not
         kind, _ = kind_of_collective(found.collective or "unknown", found.phase, found.integers)
         group, size = group_of(found)
-        one = row(found, kind.value if kind is not None else "unclassified")
+        one = row(found, kind_name(kind))
         del one["start_ns"], one["end_ns"], one["stream"]
         one.update(collective=found.collective, bytes=found.bytes_in, bytes_out=found.bytes_out, group=group or None)
         one.update(launch_ns=found.start_ns + shift_ns, launch_end_ns=found.end_ns + shift_ns)

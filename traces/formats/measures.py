@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from nestpipe.base import ns_to_us
 from traces.formats.intervals import intersection_ns, merge, union_ns
-from traces.formats.kineto import DeviceClass, argument_bytes
+from traces.formats.kineto_events import DeviceClass, argument_bytes
 from traces.formats.kineto_join import Joined
 from traces.formats.phases import kernel_collective
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from nestpipe.base import TraceError
+from traces.formats.phases import known_collective
 
 __all__ = [
     "BUS_FACTORS",
@@ -37,17 +38,6 @@ BUS_FACTORS: dict[str, float | None] = {
     "send_recv": None,
 }
 
-_SPELLINGS = (
-    ("all_reduce", r"all[_-]?reduce"),
-    ("all_gather", r"all[_-]?gather"),
-    ("reduce_scatter", r"reduce[_-]?scatter"),
-    ("all_to_all", r"all[_-]?to[_-]?all"),
-    ("send_recv", r"send[_-]?recv"),
-    ("broadcast", r"broadcast|bcast"),
-    ("reduce", r"reduce"),
-    ("gather", r"gather"),
-    ("scatter", r"scatter"),
-)
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$")
 _RANK_LINE = re.compile(r"^#?\s*Rank\s+(\d+)\s+.*\bdevice\b", re.IGNORECASE)
 _AVERAGE = re.compile(r"Avg bus bandwidth\s*:\s*([0-9.eE+-]+)", re.IGNORECASE)
@@ -115,8 +105,8 @@ def collective_name(text: str) -> str | None:
     >>> collective_name("alltoallv_perf"), collective_name("ncclAllReduce"), collective_name("hello")
     ('all_to_all', 'all_reduce', None)
     """
-    lowered = text.lower()
-    return next((name for name, pattern in _SPELLINGS if re.search(pattern, lowered)), None)
+    name = known_collective(text.lower())
+    return name if name in BUS_FACTORS else None
 
 
 def _is_number(token: str) -> bool:

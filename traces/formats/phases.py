@@ -9,9 +9,23 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from nestpipe.ir import OpKind
+from nestpipe.ir import COLLECTIVES, OpKind
 
-__all__ = ["Phase", "collective_kind", "collective_of", "is_backend_range", "kernel_collective", "phase_of", "step_of"]
+__all__ = [
+    "KIND_OF_COLLECTIVE",
+    "UNCLASSIFIED",
+    "Phase",
+    "collective_of",
+    "is_backend_range",
+    "kernel_collective",
+    "kind_name",
+    "kind_of_collective",
+    "known_collective",
+    "phase_of",
+    "step_of",
+]
+
+UNCLASSIFIED = "unclassified"
 
 
 class Phase(NamedTuple):
@@ -71,15 +85,16 @@ _STEP = re.compile(r"^ProfilerStep#(\d+)$")
 _BACKEND = re.compile(r"^(nccl|rccl|hccl|xccl):", re.IGNORECASE)
 _COMM_KERNEL = re.compile(r"nccl|rccl|hccl", re.IGNORECASE)
 
+# the first that matches names the collective
 _COLLECTIVES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), name)
     for pattern, name in (
-        (r"all_?to_?all", "all_to_all"),
-        (r"all_?reduce", "all_reduce"),
-        (r"all_?gather", "all_gather"),
-        (r"reduce_?scatter", "reduce_scatter"),
+        (r"all[_-]?to[_-]?all", "all_to_all"),
+        (r"all[_-]?reduce", "all_reduce"),
+        (r"all[_-]?gather", "all_gather"),
+        (r"reduce[_-]?scatter", "reduce_scatter"),
         (r"broadcast|bcast", "broadcast"),
-        (r"send_?recv", "send_recv"),
+        (r"send[_-]?recv", "send_recv"),
         (r"barrier", "barrier"),
         (r"coalesced", "coalesced"),
         (r"reduce", "reduce"),
@@ -108,7 +123,7 @@ def phase_of(name: str) -> Phase | None:
     True
     """
     if own := _OWN.match(name):
-        if own[1] == "unclassified":
+        if own[1] == UNCLASSIFIED:
             return _phase(None, "not classified by the import that this trace was exported from")
         return _phase(OpKind(own[1])) if own[1] in _KINDS else None
     return next((phase for pattern, phase in _RULES if pattern.search(name)), None)
@@ -136,7 +151,12 @@ def collective_of(name: str) -> str:
     ['all_gather', 'all_to_all', 'all_reduce', 'send']
     """
     bare = _BACKEND.sub("", name.strip()).lower()
-    return next((known for pattern, known in _COLLECTIVES if pattern.search(bare)), bare)
+    return known_collective(bare) or bare
+
+
+def known_collective(text: str) -> str | None:
+    """The first collective that a text in lower case names; `None` where it names none."""
+    return next((known for pattern, known in _COLLECTIVES if pattern.search(text)), None)
 
 
 def kernel_collective(name: str) -> str | None:
@@ -152,16 +172,27 @@ def kernel_collective(name: str) -> str | None:
     head = name.split("(", 1)[0].lower()
     if "sendrecv" in head:
         return "all_to_all"
-    return next((known for pattern, known in _COLLECTIVES if pattern.search(head)), "unknown")
+    return known_collective(head) or "unknown"
 
 
-def collective_kind(collective: str, *, in_backward: bool, in_key_path: bool, integers: bool | None) -> OpKind | None:
-    """The op kind of a collective from where it was launched and what it moves; `None` where no kind stands for it.
+def kind_of_collective(collective: str, phase: Phase | None, integers: bool | None) -> tuple[OpKind | None, str]:
+    """The op kind of a collective launched in this phase, or none and the reason.
 
     Keys travel as integers or within the key path (their weights are floats), rows go forward and gradients backward.
     """
-    if collective == "all_to_all":
-        if in_key_path or integers:
-            return OpKind.ALL_TO_ALL_KEYS
-        return OpKind.ALL_TO_ALL_GRADS if in_backward else OpKind.ALL_TO_ALL_ROWS
-    return KIND_OF_COLLECTIVE.get(collective)
+    if phase is not None and phase.kind in COLLECTIVES:
+        return phase.kind, ""
+    if collective != "all_to_all":
+        kind = KIND_OF_COLLECTIVE.get(collective)
+        return kind, "" if kind is not None else f"collective {collective} has no op kind"
+    if integers or (phase is not None and phase.kind is OpKind.DEDUP):
+        return OpKind.ALL_TO_ALL_KEYS, ""
+    if phase is None:
+        return None, "all_to_all outside any annotated stage: rows or gradients"
+    backward = phase.kind in (OpKind.BACKWARD, OpKind.UPDATE)
+    return OpKind.ALL_TO_ALL_GRADS if backward else OpKind.ALL_TO_ALL_ROWS, ""
+
+
+def kind_name(kind: OpKind | None) -> str:
+    """The `kind` of a row of the trace table."""
+    return UNCLASSIFIED if kind is None else kind.value

@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import IO, Any, Protocol
 
 from nestpipe.base import TraceError
@@ -17,6 +19,8 @@ __all__ = [
     "load_json",
     "open_bytes",
     "parse_json",
+    "quantity",
+    "rank_in_name",
     "read_head",
     "read_text",
     "text_lines",
@@ -167,3 +171,38 @@ def text_lines(text: str) -> Iterator[tuple[int, str]]:
     """Lines with their numbers from 1, whatever the line ends."""
     for number, line in enumerate(io.StringIO(text, newline=None), start=1):
         yield number, line.rstrip("\n")
+
+
+def quantity(where: str, value: object) -> float:
+    """A finite number from 0 up to what an int64 holds, given as a JSON number or as text.
+
+    Raises:
+        TraceError: anything else; `where` names file and field.
+    """
+    try:
+        if (
+            isinstance(value, str | int | float)
+            and not isinstance(value, bool)
+            and 0 <= (number := float(value)) < 2**62
+        ):
+            return number
+    except (ValueError, OverflowError):
+        pass
+    raise TraceError(f"{where} must be a finite number of at least 0, got {value!r}")
+
+
+def rank_in_name(path: str | os.PathLike[str]) -> int | None:
+    """The rank that a name states (`rank3.json.gz`, `worker0_step_12.pt.trace.json`, `t.7.et`), else its folder.
+
+    >>> rank_in_name("x/recsys_rank3.json.gz"), rank_in_name("edge_rank_missing.json"), rank_in_name("t.7.et")
+    (3, None, 7)
+    >>> rank_in_name("rank_5/trace.json"), rank_in_name("run_8gpu_1node.json")
+    (5, None)
+    """
+    name, folder = Path(path).name.lower(), Path(path).parent.name.lower()
+    found = (
+        re.search(r"(?<!\d)(?:rank|worker|gpu)[_\-. ]?(\d{1,7})(?!\d|[_\-]?node)", name)
+        or re.search(r"\.(\d{1,7})\.et(?:\.gz)?$", name)
+        or re.fullmatch(r"(?:rank|worker)[_\-. ]?(\d{1,7})", folder)
+    )
+    return int(found[1]) if found else None

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from traces.formats.kineto import DeviceClass, HostRange
+from traces.formats.kineto_events import DeviceClass, HostRange
 from traces.formats.kineto_join import Joined, group_of
 
 __all__ = ["Exchange", "Matched", "clock_offsets_ns", "match"]

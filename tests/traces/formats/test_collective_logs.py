@@ -10,8 +10,11 @@ import pytest
 
 from nestpipe.base.errors import TraceError
 from tests.traces.formats.samples import HCCL_OTHER_UNITS, HCCL_TEXT, NCCL_TEXT, nccl_json
-from traces.formats.collective_logs import COLLECTIVE_COLUMNS, element_bytes, read_bus_ratios, read_collective_log
+from traces.formats.bus_ratios import read_bus_ratios
+from traces.formats.collective_logs import read_collective_log
+from traces.formats.dtypes import element_bytes
 from traces.formats.importing import detect
+from traces.formats.measurement import COLLECTIVE_COLUMNS
 from traces.formats.nccl_text import bus_factor
 
 WORDS = {"alltoall": "all_to_all", "allreduce": "all_reduce", "reducescatter": "reduce_scatter"}
@@ -198,7 +201,7 @@ def test_a_table_of_a_tool_may_be_parquet(tmp_path: Path) -> None:
     pd.DataFrame([row]).to_parquet(tmp_path / "nccl_perf.parquet")
     frame = read_collective_log(tmp_path / "nccl_perf.parquet")
     assert frame[["collective", "size_bytes", "time_ns"]].values.tolist() == [["all_gather", 256, 5000]]
-    assert detect(tmp_path / "nccl_perf.parquet") == "collective_log"
+    assert detect(tmp_path / "nccl_perf.parquet").name == "collective_log"
 
 
 def test_one_placement_without_root_is_read_by_its_header(tmp_path: Path) -> None:
@@ -267,4 +270,4 @@ def test_what_a_launcher_puts_before_a_line_is_ignored(tmp_path: Path, prefix: s
     tagged = "\n".join(prefix + line for line in NCCL_TEXT.splitlines())
     path = write(tmp_path, tagged, "alltoall.log")
     assert read_collective_log(path).equals(plain)
-    assert detect(path) == "collective_log"
+    assert detect(path).name == "collective_log"

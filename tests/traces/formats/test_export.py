@@ -19,10 +19,11 @@ from nestpipe.base.errors import TraceError
 from nestpipe.cli.trace import app
 from nestpipe.timeline.timeline import COLUMNS as TIMELINE_COLUMNS
 from tests.traces.formats.samples import torchrec_step
-from traces.formats.chakra import read_chakra
+from traces.formats import chakra
 from traces.formats.export_chakra import write_chakra
 from traces.formats.export_kineto import device_class, write_kineto
 from traces.formats.export_perfetto import write_perfetto
+from traces.formats.format import Options
 from traces.formats.importing import import_traces
 from traces.formats.intervals import intersection_ns, merge, union_ns
 from traces.formats.protobuf import fields
@@ -195,7 +196,7 @@ def test_chakra_nodes_follow_their_stream_and_what_fed_them(tmp_path: Path) -> N
         for kind, stream, start, end, micro in plan
     ]
     written, _ = write_chakra(make_table(rows).frame, tmp_path)
-    trace = read_chakra(written[0])
+    trace = chakra.read(written[0], Options())
     assert [node.type for node in trace.nodes] == [7, 4, 7, 4]
     assert [node.data_deps for node in trace.nodes] == [[], [0], [0], [1, 2]]
     assert [node.attributes.get("comm_type") for node in trace.nodes] == [6, None, 6, None]

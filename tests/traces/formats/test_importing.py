@@ -16,7 +16,7 @@ from nestpipe.cli.trace import app
 from tests.traces.formats.samples import AUTOGRAD, MAIN, NCCL_TEXT, collective, event, launched, torchrec_step, trace
 from traces.formats.importing import Imported, import_traces
 from traces.formats.json_stream import EventStream, exact_ns
-from traces.formats.kineto import rank_in_name
+from traces.formats.reading import rank_in_name
 from traces.table import read_table
 
 

@@ -1,44 +1,42 @@
-"""Workload descriptions of other simulators: ASTRA-sim 1 and SimAI text, AICB CSV. Sizes and planned costs, no runs.
+"""Workload descriptions of ASTRA-sim 1 and SimAI: sizes and planned costs, no runs.
 
 Source: ASTRA-sim 1.0 workload text (12 columns a layer), SimAI workload text (the same rows, first line of labelled
-integers, times in ns), AICB micro-test CSV.
+integers, times in ns).
 """
 
 from __future__ import annotations
 
-import csv
-import io
-import os
 import re
 from pathlib import Path
 from typing import Any
 
 from nestpipe.base import TraceError
 from nestpipe.ir import OpKind
-from traces.formats.kineto_join import kind_of_collective
-from traces.formats.phases import collective_of
+from traces.formats.format import Found, Head, Options, count
+from traces.formats.phases import collective_of, kind_name, kind_of_collective
+from traces.formats.reading import read_text
 from traces.table import Origin, provenance
 
-__all__ = ["AICB_HEADER", "looks_like_workload", "read_aicb", "read_workload_text"]
+__all__ = ["read", "sniff", "summarise", "whole_cell"]
 
-AICB_HEADER = ("comm_type", "comm_group", "msg_size", "stage")
+Parsed = tuple[list[dict[str, Any]], dict[str, Any]]
 POLICIES = ("MICRO", "DATA", "MODEL", "HYBRID", "TRANSFORMER", "DLRM", "CUSTOMIZED")
 _PARTS = (("forward", OpKind.FORWARD), ("input_gradient", OpKind.BACKWARD), ("weight_gradient", OpKind.BACKWARD))
 _COLLECTIVE = re.compile(r"^(NONE|ALLREDUCE|ALLGATHER|REDUCESCATTER|ALLTOALL|ALLREDUCEALLTOALL)(_[A-Z_]+)?$")
 
 
-def looks_like_workload(text: str) -> bool:
-    """Whether a text begins as an ASTRA-sim or SimAI workload: a policy, then a line with the number of layers."""
-    lines = [line.strip() for line in text.splitlines()[:2]]
-    return (
-        len(lines) == 2
-        and lines[0].upper().startswith(POLICIES)
-        and lines[1].split()[:1] != []
-        and lines[1].split()[0].isdigit()
-    )
+def sniff(head: Head) -> bool:
+    """Whether this begins with a policy, then a line with the number of layers."""
+    lines = [line.strip() for line in head.text.splitlines()[:2]]
+    return len(lines) == 2 and lines[0].upper().startswith(POLICIES) and lines[1].partition(" ")[0].isdigit()
 
 
-def _number(path: str, line: int, what: str, cell: str) -> int:
+def whole_cell(path: str, line: int, what: str, cell: str) -> int:
+    """The whole number in a cell.
+
+    Raises:
+        TraceError: none, negative, or beyond 62 bits.
+    """
     try:
         value = int(cell)
     except ValueError as error:
@@ -57,7 +55,7 @@ def _header(path: str, line: str) -> tuple[str, dict[str, int], list[int]]:
     while position < len(words):
         word = words[position]
         if word.endswith(":") and position + 1 < len(words):
-            labelled[word[:-1]] = _number(path, 1, word[:-1], words[position + 1])
+            labelled[word[:-1]] = whole_cell(path, 1, word[:-1], words[position + 1])
             position += 2
         else:
             if word.isdigit():
@@ -74,8 +72,8 @@ def _layer(path: str, number: int, line: str, labelled: dict[str, int], unit: st
     rows: list[dict[str, Any]] = []
     for index, (part, kind) in enumerate(_PARTS):
         time, word, size = cells[2 + 3 * index : 5 + 3 * index]
-        cost = _number(path, number, f"{part} compute", time)
-        num_bytes = _number(path, number, f"{part} bytes", size)
+        cost = whole_cell(path, number, f"{part} compute", time)
+        num_bytes = whole_cell(path, number, f"{part} bytes", size)
         if not _COLLECTIVE.match(word.upper()):
             raise TraceError(
                 f"{path}: line {number}: {part} collective {word!r} is not known; expected NONE, ALLREDUCE, "
@@ -89,7 +87,7 @@ def _layer(path: str, number: int, line: str, labelled: dict[str, int], unit: st
                 name = OpKind.ALL_TO_ALL_ROWS if part == "forward" else OpKind.ALL_TO_ALL_GRADS
             rows.append(
                 {
-                    "kind": name.value if name is not None else "unclassified",
+                    "kind": kind_name(name),
                     "op": f"{cells[0]} {part} {word}",
                     "bytes": num_bytes,
                     "collective": collective,
@@ -98,7 +96,7 @@ def _layer(path: str, number: int, line: str, labelled: dict[str, int], unit: st
                     "_part": part,
                 }
             )
-    update = _number(path, number, "update", cells[11])
+    update = whole_cell(path, number, "update", cells[11])
     rows.append({"kind": OpKind.UPDATE.value, "op": f"{cells[0]} update", "source": where, **_cost(update, unit)})
     return rows
 
@@ -121,43 +119,41 @@ def _group_size(labelled: dict[str, int], word: str, part: str) -> int | None:
     return max(1, total // (tensor * (labelled.get("pp", 1) or 1))) if part == "weight_gradient" else tensor
 
 
-def read_workload_text(path: str | os.PathLike[str], text: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Table rows and JSON summary of an ASTRA-sim 1 or SimAI workload.
+def read(path: Path, _options: Options) -> Parsed:
+    """Table rows and JSON summary of a workload.
 
     ASTRA-sim gives compute in cycles, SimAI in ns: only SimAI's become durations.
 
     Raises:
-        TraceError: a line that cannot be read, or fewer layers than announced.
+        TraceError: an invalid line, or fewer layers than announced.
     """
-    name = os.fspath(path)
-    lines = [(number, line) for number, line in enumerate(text.splitlines(), start=1) if line.strip()]
+    name = str(path)
+    lines = [(number, line) for number, line in enumerate(read_text(path).splitlines(), start=1) if line.strip()]
     if len(lines) < 2:
         raise TraceError(f"{name}: expected a policy line and a line with the number of layers")
     policy, labelled, bare = _header(name, lines[0][1])
-    count = _number(name, lines[1][0], "number of layers", lines[1][1].split()[0])
+    num_layers = whole_cell(name, lines[1][0], "number of layers", lines[1][1].split()[0])
     layers = lines[2:]
-    if len(layers) < count:
-        raise TraceError(f"{name}: {count} layers announced, {len(layers)} found; the file is cut short")
+    if len(layers) < num_layers:
+        raise TraceError(f"{name}: {num_layers} layers announced, {len(layers)} found; the file is cut short")
     unit = "ns" if labelled else "cycles"
-    rows = [row for number, line in layers[:count] for row in _layer(name, number, line, labelled, unit)]
+    rows = [row for number, line in layers[:num_layers] for row in _layer(name, number, line, labelled, unit)]
     counts: dict[str, dict[str, int]] = {}
     parts: dict[str, dict[str, dict[str, int]]] = {part: {} for part, _ in _PARTS}
     for row in rows:
         part = row.pop("_part", None)
         if part is not None:
             for table in (counts, parts[part]):
-                entry = table.setdefault(row["collective"], {"count": 0, "bytes": 0})
-                entry["count"] += 1
-                entry["bytes"] += row["bytes"]
+                count(table, row["collective"], bytes=row["bytes"])
     compute = {
-        part: sum(int(line.split()[2 + 3 * index]) for _, line in layers[:count])
+        part: sum(int(line.split()[2 + 3 * index]) for _, line in layers[:num_layers])
         for index, (part, _) in enumerate(_PARTS)
     }
     summary = {
         "file": name,
         "policy": policy,
         "parameters": labelled or bare,
-        "num_layers": count,
+        "num_layers": num_layers,
         "compute_unit": unit,
         "compute": compute,
         "collectives": counts,
@@ -166,45 +162,7 @@ def read_workload_text(path: str | os.PathLike[str], text: str) -> tuple[list[di
     return rows, summary
 
 
-def read_aicb(path: str | os.PathLike[str], text: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Table rows and JSON summary of an AICB micro-test: a list of collectives; `None` times are to be measured.
-
-    Raises:
-        TraceError: a row that cannot be read.
-    """
-    name = os.fspath(path)
-    table = csv.DictReader(io.StringIO(text))
-    source = provenance(Origin.ASSUMED, Path(name).name)
-    rows: list[dict[str, Any]] = []
-    counts: dict[str, dict[str, int]] = {}
-    stages: dict[str, int] = {}
-    num_rows = 0
-    for record in table:
-        num_rows += 1
-        if None in record.values() or None in record:
-            raise TraceError(f"{name}: line {table.line_num}: expected {len(table.fieldnames or [])} cells; cut short?")
-        stage = record["stage"]
-        stages[stage] = stages.get(stage, 0) + 1
-        word = record["comm_type"].removeprefix("CommType.")
-        if word in ("epoch_end", "computation"):
-            continue  # a computation's msg_size lists the shapes of its matrices
-        size = _number(name, table.line_num, "msg_size", record["msg_size"])
-        if size == 0:
-            continue
-        collective = collective_of(word)
-        kind, _ = kind_of_collective(collective, None, None)
-        entry = counts.setdefault(collective, {"count": 0, "bytes": 0})
-        entry["count"] += 1
-        entry["bytes"] += size
-        rows.append(
-            {
-                "kind": kind.value if kind is not None else "unclassified",
-                "op": f"{word} {stage}",
-                "bytes": size,
-                "collective": collective,
-                "group": record["comm_group"].removeprefix("CommGroup."),
-                "source": source,
-            }
-        )
-    summary = {"file": name, "num_rows": num_rows, "stages": stages, "collectives": counts}
-    return rows, summary
+def summarise(trace: Parsed) -> Found:
+    """Rows and summary as read."""
+    rows, summary = trace
+    return Found(rows=rows, section="workloads", summaries=[summary])
