@@ -30,7 +30,6 @@ import hashlib
 import io
 import json
 import os
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -41,7 +40,7 @@ import pandas as pd
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
-from nestpipe.base import TraceError, unknown_name
+from nestpipe.base import TraceError, atomic_file, unknown_name
 from nestpipe.ir import OpKind
 from nestpipe.timeline import COLUMNS as TIMELINE_COLUMNS
 
@@ -308,21 +307,9 @@ def write_tables(tables: Iterable[TraceTable], files: Sequence[SourceFile], path
     Raises:
         TraceError: the place cannot be written to.
     """
-    target = Path(path)
-    temporary = ""
-    try:
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        with os.fdopen(handle, "wb") as file:
-            write = _write_csv if target.suffix == ".csv" else _write_parquet
-            rows = write(file, tables, _metadata(files))
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, target)
-    except OSError as error:
-        raise TraceError(f"{path}: cannot be written: {error}") from error
-    finally:
-        if temporary and os.path.exists(temporary):
-            os.unlink(temporary)
-    return rows
+    write = _write_csv if Path(path).suffix == ".csv" else _write_parquet
+    with atomic_file(path, TraceError) as file:
+        return write(file, tables, _metadata(files))
 
 
 def _write_csv(file: IO[bytes], tables: Iterable[TraceTable], metadata: str) -> int:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,17 +12,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa  # type: ignore[import-untyped]
-import pyarrow.parquet as pq  # type: ignore[import-untyped]
-
 from executor.app.options import RunOptions
 from executor.runtime import Trainer, counters, gather_timeline, save, state_digests
 from nestpipe.base import ExecutorError, ns_to_ms, ns_to_s
 from nestpipe.ir import OpKind
-from nestpipe.timeline import Timeline
+from nestpipe.timeline import Timeline, write_timeline
 from traces.formats import write_kineto
 
-__all__ = ["Outputs", "last_batch", "step_times_ms", "train", "write_parquet"]
+__all__ = ["Outputs", "last_batch", "step_times_ms", "train"]
 
 _SEGMENT_BATCHES = 1000
 
@@ -79,7 +74,7 @@ def train(trainer: Trainer, options: RunOptions, outputs: Outputs, end: int) -> 
     meta = {"model": options.model.value, "emulated": emulated}
     timeline = gather_timeline(trainer, meta)
     if world.rank == 0 and outputs.timeline is not None:
-        write_parquet(timeline, outputs.timeline)
+        write_timeline(timeline, outputs.timeline, option="--timeline")
     if world.rank == 0 and outputs.chrome is not None:
         outputs.chrome.mkdir(parents=True, exist_ok=True)
         write_kineto(timeline.frame(), outputs.chrome)
@@ -131,27 +126,6 @@ def step_times_ms(timeline: Timeline) -> list[float]:
         times.append(round(ns_to_ms(int(end_ns) - start_ns), 6))
         start_ns = int(end_ns)
     return times
-
-
-def write_parquet(timeline: Timeline, path: Path) -> None:
-    """The Timeline as Parquet with its meta, written whole or not at all.
-
-    Raises:
-        ExecutorError: if the file cannot be written.
-    """
-    table = pa.Table.from_pandas(timeline.frame(), preserve_index=False)
-    meta = json.dumps(dict(timeline.meta), sort_keys=True).encode()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        os.close(handle)
-        try:
-            pq.write_table(table.replace_schema_metadata({b"nestpipe.timeline": meta}), partial, compression="zstd")
-            os.replace(partial, path)
-        finally:
-            Path(partial).unlink(missing_ok=True)
-    except OSError as error:
-        raise ExecutorError(f"{path}: cannot be written: {error.strerror or error}") from None
 
 
 @contextmanager

@@ -34,7 +34,7 @@ from executor.runtime import (
     gather_timeline,
     join_world,
 )
-from nestpipe.base import CaseError
+from nestpipe.base import CaseError, atomic_file
 from nestpipe.ir import Loop, parse, with_micro_batches
 from nestpipe.schedules import load
 
@@ -219,10 +219,8 @@ def main(path: str) -> None:
     _run_config(world, replace(configs[0], steps=4))
     frame = run_configs(world, configs, probe_ns=job.get("probe_ns"), patience_s=job.get("patience_s", 0.0))
     if world.rank == 0:
-        out = Path(job["out"])
-        temporary = out.with_name(f".{out.name}.partial")
-        frame.to_parquet(temporary)
-        os.replace(temporary, out)
+        with atomic_file(job["out"]) as file:
+            frame.to_parquet(file)
     world.leave()
 
 

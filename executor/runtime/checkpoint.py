@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from executor.runtime.trainer import Trainer
-from nestpipe.base import ExecutorError
+from nestpipe.base import ExecutorError, replace_folder
 from nestpipe.ir import Data
 
 __all__ = ["latest", "restore", "save"]
@@ -141,9 +141,7 @@ def _publish(trainer: Trainer, draft: Path, final: Path, digests: dict[str, str]
     }
     text = json.dumps(manifest, indent=1) + "\n"
     _write_file(draft / "manifest.json", lambda out: out.write(text.encode()))
-    if final.exists():
-        shutil.rmtree(final)
-    os.replace(draft, final)
+    replace_folder(draft, final)
     handle = os.open(final.parent, os.O_RDONLY)
     try:
         os.fsync(handle)

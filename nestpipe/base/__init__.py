@@ -11,7 +11,7 @@ from nestpipe.base.errors import (
     TraceError,
     unknown_name,
 )
-from nestpipe.base.files import output_dir, write_text
+from nestpipe.base.files import atomic_file, atomic_folder, output_dir, replace_folder, write_text
 from nestpipe.base.provenance import ORIGINS
 from nestpipe.base.units import (
     BITS_PER_BYTE,
@@ -50,6 +50,8 @@ __all__ = [
     "TopologyError",
     "TraceError",
     "YamlLoader",
+    "atomic_file",
+    "atomic_folder",
     "bytes_text",
     "decode",
     "ms_to_ns",
@@ -59,6 +61,7 @@ __all__ = [
     "output_dir",
     "parse_bytes",
     "read_yaml",
+    "replace_folder",
     "s_to_ns",
     "split_evenly",
     "unknown_name",

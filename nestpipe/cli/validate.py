@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nestpipe.base import CaseError, write_text
+from nestpipe.base import CaseError, atomic_file, write_text
 from nestpipe.cli._common import Format, progress, provenance
 from nestpipe.cli.profile import Compute
 
@@ -103,8 +103,8 @@ def validate(
         text = json.dumps({"provenance": facts, "rows": prediction_rows(points, predictions)}, indent=1)
         write_text(out / "predictions.json", text)
         spans = _measure(points, here, repeats)
-    spans.to_parquet(out / ".spans.partial")
-    (out / ".spans.partial").replace(out / "spans.parquet")
+    with atomic_file(out / "spans.parquet") as file:
+        spans.to_parquet(file)
     outcomes = [
         outcome_of(point, prediction, [runs for _, runs in spans[spans["point"] == number].groupby("repeat")])
         for number, (point, prediction) in enumerate(zip(points, predictions, strict=True))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +13,7 @@ import pandas as pd
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
-from nestpipe.base import TraceError, unknown_name
+from nestpipe.base import TraceError, atomic_file, unknown_name
 from nestpipe.ir import OpKind
 from nestpipe.timeline.timeline import COLUMNS, Timeline, from_frame
 
@@ -28,35 +26,21 @@ _NEEDED: Final = ("step", "batch", "micro_batch", "rank", "stream", "kind", "sta
 _NULLABLE: Final = ("micro_batch", "bytes", "keys", "unique_keys")
 
 
-def write_timeline(timeline: Timeline, path: str | os.PathLike[str]) -> Path:
+def write_timeline(timeline: Timeline, path: str | os.PathLike[str], *, option: str = "--out") -> Path:
     """Writes the Timeline as Parquet, whole or not at all; the same Timeline gives the same bytes.
 
     Raises:
-        TraceError: if the file cannot be written.
+        TraceError: if the file cannot be written; names `option` as the way out.
     """
-    path = Path(path)
     frame = timeline.frame()
     places = np.searchsorted(np.sort(timeline.ranks), frame["rank"].to_numpy())
     frame[_WEIGHT] = timeline.weights[np.argsort(timeline.ranks, kind="stable")][places]
     table = pa.Table.from_pandas(frame, preserve_index=False)
     meta = json.dumps(dict(timeline.meta), sort_keys=True, default=str).encode()
     table = table.replace_schema_metadata({_KEY: meta})
-    temporary: str | None = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "wb") as file:
-            pq.write_table(table, file, compression="zstd")
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-        temporary = None
-    except OSError as error:
-        raise TraceError(f"{path}: cannot be written: {error.strerror or error}") from None
-    finally:
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-    return path
+    with atomic_file(path, TraceError, option=option) as file:
+        pq.write_table(table, file, compression="zstd")
+    return Path(path)
 
 
 def read_timeline(path: str | os.PathLike[str]) -> Timeline:

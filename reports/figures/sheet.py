@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from nestpipe.base import TraceError, unknown_name
+from nestpipe.base import TraceError, atomic_file, unknown_name
 from reports.figures.style import GRID, INK, MUTED, PAPER
 
 if TYPE_CHECKING:
@@ -89,8 +88,6 @@ def note(figure: Figure, words: str) -> None:
 def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
     """Writes the figure as PNG, SVG or PDF by the suffix of `path`; the same figure gives the same bytes.
 
-    The file is written beside its place and then renamed, so that no half-written file is left behind.
-
     Raises:
         TraceError: if the suffix is unknown or the folder cannot be written.
     """
@@ -98,19 +95,6 @@ def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
     metadata = FORMATS.get(path.suffix.lower())
     if metadata is None:
         raise TraceError(f"{path}: {unknown_name('figure format', path.suffix, FORMATS)}")
-    temporary: str | None = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with styled(), os.fdopen(handle, "wb") as file:
-            figure.savefig(file, format=path.suffix[1:].lower(), metadata=metadata)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-        temporary = None
-    except OSError as error:
-        raise TraceError(f"{path}: cannot be written: {error.strerror or error}") from None
-    finally:
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
+    with styled(), atomic_file(path, TraceError) as file:
+        figure.savefig(file, format=path.suffix[1:].lower(), metadata=metadata)
     return path

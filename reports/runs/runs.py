@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +17,7 @@ import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
-from nestpipe.base import TraceError
+from nestpipe.base import TraceError, atomic_folder
 from nestpipe.timeline import Timeline, from_frame, read_timeline, write_timeline
 from reports.runs.records import FORMAT, Record, decode, encode
 from traces.table import METADATA_KEY, read_table, to_timeline
@@ -63,39 +61,12 @@ def write_run(
     decode(content, str(directory / RUN_FILE))
     if directory.exists() and not (directory / RUN_FILE).is_file() and not _is_empty_directory(directory):
         raise TraceError(f"{directory}: exists and is not a run; choose another directory or remove it")
-    temporary: Path | None = None
-    try:
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f".{directory.name}."))
-        temporary.chmod(0o755)
-        (temporary / RUN_FILE).write_bytes(msgspec.json.format(content, indent=1) + b"\n")
-        write_timeline(timeline, temporary / TIMELINE_FILE)
+    with atomic_folder(directory, TraceError) as folder:
+        (folder / RUN_FILE).write_bytes(msgspec.json.format(content, indent=1) + b"\n")
+        write_timeline(timeline, folder / TIMELINE_FILE)
         for name, data in (files or {}).items():
-            (temporary / Path(name).name).write_bytes(data)
-        _put(temporary, directory)
-    except OSError as error:
-        raise TraceError(f"{directory}: cannot be written: {error.strerror or error}") from None
-    finally:
-        if temporary is not None:
-            shutil.rmtree(temporary, ignore_errors=True)
+            (folder / Path(name).name).write_bytes(data)
     return directory
-
-
-def _put(temporary: Path, directory: Path) -> None:
-    """Renames `temporary` to `directory`; what was there goes away only once the new one is in place."""
-    if not directory.exists() or _is_empty_directory(directory):
-        os.replace(temporary, directory)
-        return
-    old = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f".{directory.name}.old."))
-    try:
-        os.replace(directory, old / "run")
-        try:
-            os.replace(temporary, directory)
-        except OSError:
-            os.replace(old / "run", directory)
-            raise
-    finally:
-        shutil.rmtree(old, ignore_errors=True)
 
 
 def _is_empty_directory(path: Path) -> bool:

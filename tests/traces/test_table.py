@@ -145,8 +145,9 @@ def test_nothing_is_left_half_written(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_place_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="cannot be written"):
-        write_table(make_table([FORWARD]), tmp_path / "missing" / "t.csv")
+    (tmp_path / "file").touch()
+    with pytest.raises(TraceError, match=r"file/t.csv: cannot be written: .*; choose another --out"):
+        write_table(make_table([FORWARD]), tmp_path / "file" / "t.csv")
 
 
 def test_a_timeline_becomes_a_table_and_a_timeline_again() -> None:

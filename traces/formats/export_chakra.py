@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from nestpipe.base import NS_PER_US, TraceError
+from nestpipe.base import NS_PER_US, TraceError, atomic_file, write_text
 from traces.formats.chakra import COMM_TYPES, NODE_TYPES, PRIVATE_PREFIX
 from traces.formats.export_kineto import device_class, table_rows
 from traces.formats.protobuf import message, text_field, uint_field, varint
@@ -151,19 +150,12 @@ def lossy_parts(frame: pd.DataFrame) -> list[str]:
 
 
 def _write(path: Path, frame: pd.DataFrame, warnings: list[str]) -> None:
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            note = message(2, text_field(1, "nestpipe_lossy") + text_field(STRING_FIELD, "; ".join(warnings)))
-            metadata = text_field(1, SCHEMA_VERSION) + note
-            file.write(varint(len(metadata)) + metadata)
-            for node in chakra_nodes(frame):
-                file.write(varint(len(node)) + node)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    finally:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
+    note = message(2, text_field(1, "nestpipe_lossy") + text_field(STRING_FIELD, "; ".join(warnings)))
+    metadata = text_field(1, SCHEMA_VERSION) + note
+    with atomic_file(path, TraceError) as file:
+        file.write(varint(len(metadata)) + metadata)
+        for node in chakra_nodes(frame):
+            file.write(varint(len(node)) + node)
 
 
 def write_chakra(
@@ -187,15 +179,11 @@ def write_chakra(
     ranks = frame["rank"].fillna(0).astype("int64")
     warnings = lossy_parts(frame)
     written: list[Path] = []
-    try:
-        os.makedirs(folder, exist_ok=True)
-        for rank in sorted(int(value) for value in ranks.unique()):
-            path = Path(folder) / f"{prefix}.{rank}.et"
-            _write(path, frame[(ranks == rank).to_numpy()], warnings)
-            written.append(path)
-        groups = Path(folder) / "comm_group.json"
-        groups.write_text(json.dumps({WORLD: list(range(int(ranks.max()) + 1))}) + "\n", encoding="utf-8")
-        written.append(groups)
-    except OSError as error:
-        raise TraceError(f"{folder}: cannot be written: {error}") from error
+    for rank in sorted(int(value) for value in ranks.unique()):
+        path = Path(folder) / f"{prefix}.{rank}.et"
+        _write(path, frame[(ranks == rank).to_numpy()], warnings)
+        written.append(path)
+    groups = Path(folder) / "comm_group.json"
+    write_text(groups, json.dumps({WORLD: list(range(int(ranks.max()) + 1))}) + "\n")
+    written.append(groups)
     return written, warnings

@@ -18,7 +18,6 @@ import io
 import json
 import os
 import re
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, cast
@@ -26,7 +25,7 @@ from typing import IO, Any, cast
 import numpy as np
 import pandas as pd
 
-from nestpipe.base import NS_PER_US, TraceError
+from nestpipe.base import NS_PER_US, TraceError, atomic_file
 from nestpipe.ir import COLLECTIVES, OpKind
 from traces.formats.kineto_events import TRAILING_STEP
 
@@ -283,25 +282,14 @@ def write_kineto(frame: pd.DataFrame, folder: str | os.PathLike[str]) -> list[Pa
     sizes = frame["group_size"].dropna() if "group_size" in frame else pd.Series(dtype="int64")
     world_size = max(int(ranks.max()) + 1, int(sizes.max()) if len(sizes) else 0)
     written: list[Path] = []
-    try:
-        os.makedirs(folder, exist_ok=True)
-        for rank in sorted(int(value) for value in ranks.unique()):
-            target = Path(folder) / f"rank{rank}.json.gz"
-            handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{target.name}.")
-            try:
-                with (
-                    os.fdopen(handle, "wb") as raw,
-                    gzip.GzipFile(fileobj=raw, mode="wb", mtime=0, compresslevel=5) as packed,
-                ):
-                    text = io.TextIOWrapper(cast("IO[bytes]", packed), encoding="utf-8", write_through=True)
-                    _write(text, frame[(ranks == rank).to_numpy()], rank, world_size)
-                    text.detach()
-                os.chmod(temporary, 0o644)
-                os.replace(temporary, target)
-            finally:
-                if os.path.exists(temporary):
-                    os.unlink(temporary)
-            written.append(target)
-    except OSError as error:
-        raise TraceError(f"{folder}: cannot be written: {error}") from error
+    for rank in sorted(int(value) for value in ranks.unique()):
+        target = Path(folder) / f"rank{rank}.json.gz"
+        with (
+            atomic_file(target, TraceError) as raw,
+            gzip.GzipFile(fileobj=raw, mode="wb", mtime=0, compresslevel=5) as packed,
+        ):
+            text = io.TextIOWrapper(cast("IO[bytes]", packed), encoding="utf-8", write_through=True)
+            _write(text, frame[(ranks == rank).to_numpy()], rank, world_size)
+            text.detach()
+        written.append(target)
     return written

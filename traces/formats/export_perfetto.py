@@ -9,7 +9,6 @@ Source: Perfetto, protos/perfetto/trace: TracePacket, TrackEvent, TrackDescripto
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from nestpipe.base import TraceError
+from nestpipe.base import TraceError, atomic_file
 from traces.formats.protobuf import message, text_field, uint_field
 
 __all__ = ["packets", "write_perfetto"]
@@ -28,7 +27,6 @@ CLEARED, NEEDS_STATE = 1, 2
 SLICE_BEGIN, SLICE_END, COUNTER = 1, 2, 4
 UNIT_BYTES = 3
 _NOTES = ("step", "batch", "micro_batch", "bytes", "keys", "unique_keys", "wait_ns")
-FLUSH_BYTES = 1 << 20
 
 
 class _Interned:
@@ -164,18 +162,7 @@ def write_perfetto(frame: pd.DataFrame, path: str | os.PathLike[str]) -> Path:
     Raises:
         TraceError: no row has times, or the file cannot be written.
     """
-    target = Path(path)
-    temporary = ""
-    try:
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        with os.fdopen(handle, "wb", buffering=FLUSH_BYTES) as file:
-            for packet in packets(frame):
-                file.write(packet)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, target)
-    except OSError as error:
-        raise TraceError(f"{path}: cannot be written: {error}") from error
-    finally:
-        if temporary and os.path.exists(temporary):
-            os.unlink(temporary)
-    return target
+    with atomic_file(path, TraceError) as file:
+        for packet in packets(frame):
+            file.write(packet)
+    return Path(path)

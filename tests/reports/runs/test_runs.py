@@ -82,7 +82,7 @@ def test_a_write_that_fails_leaves_the_old_run(run: Timeline, tmp_path: Path, mo
     replace = os.replace
 
     def full(source: Any, target: Any) -> None:
-        if Path(target).name == "a" and Path(source).name != "run":
+        if Path(target).name == "a" and Path(source).name != "folder":
             raise OSError(28, "No space left on device")
         replace(source, target)
 
