@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from executor.compute import EmulatedDevice
+from executor.compute import Compute, EmulatedDevice
 from executor.profile.probe import is_disturbed
 from executor.profile.run import RunConfig, sizes_of_run
 from executor.profile.samples import ProfiledRun, ShapedLinks, cost_rows, gaps
@@ -28,7 +28,7 @@ from nestpipe.ir import COLLECTIVES, OpKind
 from nestpipe.timeline import from_frame, measure
 from traces.workloads import CostTable
 
-__all__ = ["SEED", "Plan", "full_plan", "measure_costs", "quick_plan", "undisturbed"]
+__all__ = ["SEED", "ProfilePlan", "full_plan", "measure_costs", "quick_plan", "undisturbed"]
 
 #: The seed of the keys that are profiled; validation must not use it.
 SEED: Final = 101
@@ -39,11 +39,11 @@ _REHEARSED: Final = ("sync", "sparse_dist", "dbp", "fwp", "nestpipe")
 _WARM_UP: Final = 2
 
 #: Runs configurations at a link rate (bit/s) and returns their spans, as `executor.profile.driver.run_on_testbed` does.
-Run = Callable[[Sequence[RunConfig], int], pd.DataFrame]
+Runner = Callable[[Sequence[RunConfig], int], pd.DataFrame]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class ProfilePlan:
     """What to measure: workloads (batch per rank, width, micro-batches), link rates in bit/s, steps, and how often."""
 
     workloads: tuple[tuple[int, int, int], ...]
@@ -62,9 +62,9 @@ class Plan:
         ]
 
 
-def full_plan(devices: tuple[EmulatedDevice | None, ...]) -> Plan:
+def full_plan(devices: tuple[EmulatedDevice | None, ...]) -> ProfilePlan:
     """A profile of a few minutes."""
-    return Plan(
+    return ProfilePlan(
         workloads=(
             *((48, 16, 1), (48, 16, 4), (48, 128, 2), (160, 48, 1), (160, 48, 8)),
             *((256, 64, 1), (256, 64, 8), (640, 16, 2), (640, 128, 1), (640, 256, 4)),
@@ -77,9 +77,9 @@ def full_plan(devices: tuple[EmulatedDevice | None, ...]) -> Plan:
     )
 
 
-def quick_plan(devices: tuple[EmulatedDevice | None, ...]) -> Plan:
+def quick_plan(devices: tuple[EmulatedDevice | None, ...]) -> ProfilePlan:
     """A profile of under a minute, for CI."""
-    return Plan(
+    return ProfilePlan(
         workloads=((48, 16, 1), (48, 16, 4), (256, 64, 1), (256, 64, 8), (560, 128, 4)),
         rates_bits_per_s=(330_000_000,),
         steps=8,
@@ -102,7 +102,7 @@ def _config(schedule: str, workload: tuple[int, int, int], steps: int, device: E
 
 
 def measure_costs(
-    plan: Plan, run: Run, *, world_size: int, burst_bytes: int, conditions: Mapping[str, Any]
+    plan: ProfilePlan, run: Runner, *, world_size: int, burst_bytes: int, conditions: Mapping[str, Any]
 ) -> CostTable:
     """Measure everything that the plan says.
 
@@ -152,7 +152,9 @@ def measure_costs(
     return CostTable(rows=pd.concat(rows, ignore_index=True), meta=meta)
 
 
-def _profiled_runs(plan: Plan, frames: Sequence[pd.DataFrame], world_size: int, burst_bytes: int) -> list[ProfiledRun]:
+def _profiled_runs(
+    plan: ProfilePlan, frames: Sequence[pd.DataFrame], world_size: int, burst_bytes: int
+) -> list[ProfiledRun]:
     """The serial runs, from the spans of each link rate."""
     sizes: dict[tuple[int, int, int], RunSizes] = {}
     runs = []
@@ -206,7 +208,7 @@ def _repeatability(runs: Sequence[ProfiledRun]) -> dict[str, float]:
     """
     steps: dict[tuple[str, str], list[float]] = {}
     for run in runs:
-        key = (run.config.variant.split()[0], run.name)
+        key = (run.config.compute.value, run.name)
         steps.setdefault(key, []).append(measure(from_frame(run.frame)).step_latency_ms)
     found = {}
     for compute in sorted({who for who, _ in steps}):
@@ -216,20 +218,20 @@ def _repeatability(runs: Sequence[ProfiledRun]) -> dict[str, float]:
     return found
 
 
-def _pair_configs(plan: Plan) -> list[RunConfig]:
+def _pair_configs(plan: ProfilePlan) -> list[RunConfig]:
     schedules = [SERIAL, *(schedule for schedule, _ in PAIRS.values())]
     return [_config(schedule, _PAIR, plan.steps, device) for device in plan.devices for schedule in schedules]
 
 
-def _turn_configs(plan: Plan) -> list[RunConfig]:
+def _turn_configs(plan: ProfilePlan) -> list[RunConfig]:
     return [_config(schedule, _WIDE, plan.steps, None) for schedule in (SERIAL, *TURNS.values())]
 
 
-def _rehearsal_configs(plan: Plan) -> list[RunConfig]:
+def _rehearsal_configs(plan: ProfilePlan) -> list[RunConfig]:
     return [_config(schedule, _PAIR, plan.steps, device) for device in plan.devices for schedule in _REHEARSED]
 
 
-def _rehearsal(frame: pd.DataFrame, plan: Plan) -> list[dict[str, Any]]:
+def _rehearsal(frame: pd.DataFrame, plan: ProfilePlan) -> list[dict[str, Any]]:
     """What whole schedules took: nothing is fitted on it, so predictions can be held against it before any grid is."""
     rate = max(plan.rates_bits_per_s)
     return [
@@ -256,7 +258,7 @@ def _turn_bytes(turns: pd.DataFrame, bits_per_s: int) -> dict[str, float]:
     return {kind.value: round(num_bytes) for kind, num_bytes in passed.items()}
 
 
-def _interference(pairs: pd.DataFrame, plan: Plan) -> list[dict[str, Any]]:
+def _interference(pairs: pd.DataFrame, plan: ProfilePlan) -> list[dict[str, Any]]:
     """For each pair and op of it: its median time alone and together, and the slowdown."""
     found = []
     runs = [_times(pairs[pairs["run"] == number]) for number in range(len(plan.devices) * (len(PAIRS) + 1))]
@@ -268,7 +270,7 @@ def _interference(pairs: pd.DataFrame, plan: Plan) -> list[dict[str, Any]]:
                     {
                         "pair": name,
                         "kind": kind.value,
-                        "compute": "real" if device is None else "emulated",
+                        "compute": (Compute.REAL if device is None else Compute.EMULATED).value,
                         "alone_ns": round(alone[kind]),
                         "together_ns": round(times[kind]),
                         "slowdown": round(times[kind] / alone[kind], 3),
@@ -282,7 +284,8 @@ def _transfer_cores(interference: Sequence[Mapping[str, Any]]) -> float:
     slow = [
         row["slowdown"] - 1.0
         for row in interference
-        if row["compute"] == "real" and row["pair"].startswith("forward and backward with") and row["kind"] == "forward"
+        if (row["compute"], row["kind"]) == (Compute.REAL, OpKind.FORWARD)
+        and row["pair"].startswith("forward and backward with")
     ]
     return float(max(np.mean(slow), 0.0)) if slow else 0.0
 

@@ -1,32 +1,42 @@
-"""Validation: the grid of configurations, what is predicted for each, and how far a run on real devices was off."""
+"""Validation: the grid of configurations, what is predicted for each, and how far a run on real devices was off.
 
-from nestpipe.validate.bench import Bench, bench, bits_per_s, check_writable, links_given
-from nestpipe.validate.compare import Outcome, compare, kind_errors, outcome_of, prediction_rows, status_of, summarise
-from nestpipe.validate.grid import Point, grid_names, load_grid
-from nestpipe.validate.predict import Prediction, differences, machine_of, model_error, predict, rehearse
+What the commands `profile` and `validate` do::
+
+    with open_bench(BenchOptions(world_size=2)) as bench:
+        plan = quick_plan((None,))
+        table = measure_costs(plan, bench.run, world_size=2, burst_bytes=bench.burst_bytes, conditions=bench.conditions)
+        found = run_validation(load_grid("quick", None), table, bench, Path("out"), grid="quick", provenance={})
+"""
+
+from nestpipe.validate.bench import Bench, BenchOptions, bits_per_s, check_writable, links_given, open_bench
+from nestpipe.validate.grid import Point, at_rate, grid_names, load_grid
+from nestpipe.validate.history import append_history, read_history
+from nestpipe.validate.predict import Prediction, differences, machine_of, predict
+from nestpipe.validate.text import cost_fits, costs_text, validation_text
 from nestpipe.validate.topology import topology_text
+from nestpipe.validate.validation import Validation, run_validation
 
 __all__ = [
     "Bench",
-    "Outcome",
+    "BenchOptions",
     "Point",
     "Prediction",
-    "bench",
+    "Validation",
+    "append_history",
+    "at_rate",
     "bits_per_s",
     "check_writable",
-    "compare",
+    "cost_fits",
+    "costs_text",
     "differences",
     "grid_names",
-    "kind_errors",
     "links_given",
     "load_grid",
     "machine_of",
-    "model_error",
-    "outcome_of",
+    "open_bench",
     "predict",
-    "prediction_rows",
-    "rehearse",
-    "status_of",
-    "summarise",
+    "read_history",
+    "run_validation",
     "topology_text",
+    "validation_text",
 ]

@@ -16,11 +16,37 @@ import pandas as pd
 from executor.profile import RunConfig
 from nestpipe.base import CaseError, output_dir
 
-__all__ = ["Bench", "bench", "bits_per_s", "check_writable", "links_given"]
+__all__ = ["Bench", "BenchOptions", "bits_per_s", "check_writable", "links_given", "open_bench"]
 
 #: What an idle shaped link lets through at once.
 BURST_BYTES: Final = 262_144
 _PRIORITIES: Final = {True: "realtime (SCHED_RR)", False: "normal"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchOptions:
+    """Where and how to run.
+
+    Attributes:
+        world_size: ranks of a testbed; torchrun says its own.
+        realtime: run testbed ranks before everything else on the machine.
+        backend, device: for torchrun's ranks.
+        timeout_s: of each list of configurations.
+        patience_s: of these, for waiting until the machine is undisturbed (see `executor.profile.probe`).
+    """
+
+    world_size: int = 2
+    realtime: bool = True
+    backend: str = "gloo"
+    device: str = "cpu"
+    timeout_s: float = 600.0
+    patience_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if not self.timeout_s > 0:
+            raise CaseError(f"--timeout-s must be positive, got {self.timeout_s:g}")
+        if not self.patience_s >= 0:
+            raise CaseError(f"--patience-s must not be negative, got {self.patience_s:g}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,10 +69,10 @@ class Bench:
 
 
 def links_given(rate_mbit_per_s: object) -> bool:
-    """Whether links are what they are, as under torchrun, and not shaped; their rate must then be told.
+    """Whether links are as the machine has them, as under torchrun, and not shaped; their rate is then required.
 
     Raises:
-        CaseError: if it is not.
+        CaseError: if it is missing.
     """
     given = "RANK" in os.environ and "WORLD_SIZE" in os.environ
     if given and not rate_mbit_per_s:
@@ -69,60 +95,45 @@ def bits_per_s(rate_mbit_per_s: float) -> int:
 
 
 def check_writable(*paths: Path | None) -> None:
-    """Refuse files that could not be written, before minutes of measuring; makes their folders.
+    """Refuse output files that are not writable, before minutes of measuring; makes their folders.
 
     Raises:
-        NestPipeError: if a folder cannot be made or written to, or a path is one.
+        NestPipeError: if a folder cannot be made or is not writable, or a path is a folder.
     """
     for path in filter(None, paths):
         folder = output_dir(path.parent)
         if path.is_dir() or not os.access(folder, os.W_OK):
-            raise CaseError(f"{path}: cannot be written: {'it is a folder' if path.is_dir() else 'permission denied'}")
+            raise CaseError(f"{path}: not writable: {'it is a folder' if path.is_dir() else 'permission denied'}")
 
 
 @contextmanager
-def bench(
-    *,
-    world_size: int,
-    realtime: bool,
-    backend: str,
-    device: str,
-    timeout_s: float,
-    patience_s: float = 0.0,
-    probe_ns: int | None = None,
-) -> Iterator[Bench]:
+def open_bench(options: BenchOptions, *, probe_ns: int | None = None) -> Iterator[Bench]:
     """The ranks of torchrun where it started this process, else a testbed per call.
 
     Args:
-        world_size: ranks of a testbed; torchrun says its own.
-        realtime: run testbed ranks before everything else on the machine.
-        backend, device: for torchrun's ranks.
-        timeout_s: of each list of configurations.
-        patience_s: of these, for waiting until the machine is undisturbed (see `executor.profile.probe`).
-        probe_ns: what its probe takes on the undisturbed machine, if that is known.
+        options: where and how to run.
+        probe_ns: what the probe takes on the undisturbed machine, if that is known.
 
     Raises:
-        CaseError: for an option that is impossible, or is not for where this runs.
+        CaseError: if an option does not fit where this runs.
         TestbedError: if no testbed can be made here.
     """
-    if not timeout_s > 0:
-        raise CaseError(f"--timeout-s must be positive, got {timeout_s:g}")
-    if not patience_s >= 0:
-        raise CaseError(f"--patience-s must not be negative, got {patience_s:g}")
     if links_given(True):
-        yield from _torchrun(backend, device, timeout_s, patience_s, probe_ns)
+        yield from _torchrun(options, probe_ns)
         return
-    if (backend, device) != ("gloo", "cpu"):
+    if (options.backend, options.device) != ("gloo", "cpu"):
         raise CaseError(
-            f"--backend {backend} --device {device}: a testbed has gloo and cpu only; start the command with torchrun"
+            f"--backend {options.backend} --device {options.device}: a testbed has gloo and cpu only; start the "
+            "command with torchrun"
         )
-    yield _testbed(world_size, realtime, timeout_s, patience_s, probe_ns)
+    yield _testbed(options, probe_ns)
 
 
-def _testbed(world_size: int, realtime: bool, timeout_s: float, patience_s: float, probe_ns: int | None) -> Bench:
+def _testbed(options: BenchOptions, probe_ns: int | None) -> Bench:
     from executor.profile import run_on_testbed
     from executor.testbed import MAX_RANKS, TestbedError, refusal
 
+    world_size = options.world_size
     if not 2 <= world_size <= MAX_RANKS:
         raise CaseError(f"--world-size must be 2 to {MAX_RANKS}, got {world_size}")
     reason = refusal()
@@ -136,41 +147,41 @@ def _testbed(world_size: int, realtime: bool, timeout_s: float, patience_s: floa
             configs,
             [rate] * world_size,
             burst_bytes=BURST_BYTES,
-            realtime=realtime,
-            timeout_s=timeout_s,
+            realtime=options.realtime,
+            timeout_s=options.timeout_s,
             probe_ns=probe_ns,
-            patience_s=patience_s,
+            patience_s=options.patience_s,
         )
         probe_ns = int(frame["probe_ns"].iloc[0])
         return frame
 
-    conditions: dict[str, object] = {
-        "bench": "network namespaces, tbf on both ends of each link",
-        "priority": _PRIORITIES[realtime],
-        "backend": "gloo",
-        "device": "cpu",
-    }
-    return Bench(run=run, world_size=world_size, first=True, conditions=conditions, burst_bytes=BURST_BYTES)
+    return Bench(
+        run=run,
+        world_size=world_size,
+        first=True,
+        conditions=_conditions(
+            "network namespaces, tbf on both ends of each link", options.realtime, options.backend, options.device
+        ),
+        burst_bytes=BURST_BYTES,
+    )
 
 
-def _torchrun(backend: str, device: str, timeout_s: float, patience_s: float, probe_ns: int | None) -> Iterator[Bench]:
+def _torchrun(options: BenchOptions, probe_ns: int | None) -> Iterator[Bench]:
     from executor.process import is_realtime
     from executor.profile import run_configs
     from executor.runtime import join_world
 
-    world = join_world(backend=backend, device=device, timeout_s=timeout_s, threads=1)
-    conditions: dict[str, object] = {
-        "bench": "torchrun",
-        "priority": _PRIORITIES[is_realtime()],
-        "backend": backend,
-        "device": device,
-    }
+    world = join_world(backend=options.backend, device=options.device, timeout_s=options.timeout_s, threads=1)
     yield Bench(
-        run=lambda configs, _: run_configs(world, configs, probe_ns=probe_ns, patience_s=patience_s),
+        run=lambda configs, _: run_configs(world, configs, probe_ns=probe_ns, patience_s=options.patience_s),
         world_size=world.world_size,
         first=world.rank == 0,
-        conditions=conditions,
+        conditions=_conditions("torchrun", is_realtime(), options.backend, options.device),
         burst_bytes=0,
     )
     # not after a failure: the other ranks would not come, and torchrun ends them
     world.leave()
+
+
+def _conditions(bench: str, realtime: bool, backend: str, device: str) -> dict[str, object]:
+    return {"bench": bench, "priority": _PRIORITIES[realtime], "backend": backend, "device": device}

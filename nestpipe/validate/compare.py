@@ -183,7 +183,7 @@ def _key(outcome: Outcome) -> tuple[Any, ...]:
         config.batch_size,
         config.dim,
         outcome.point.rate_bits_per_s / 1e6,
-        "real" if config.device is None else "emulated",
+        config.compute.value,
     )
 
 

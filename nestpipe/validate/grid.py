@@ -5,7 +5,8 @@ None of the workloads, seeds or link rates of the grids that come with nestpipe 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -15,8 +16,9 @@ from msgspec import Meta
 from executor.compute import EmulatedDevice
 from executor.profile import RunConfig, loop_of
 from nestpipe.base import CaseError, Config, NestPipeError, decode, read_yaml, unknown_name
+from nestpipe.validate.bench import bits_per_s, links_given
 
-__all__ = ["Point", "grid_names", "load_grid"]
+__all__ = ["Point", "at_rate", "grid_names", "load_grid"]
 
 _CATALOGUE: Final = "nestpipe.validate.grids"
 _SUFFIX: Final = ".yaml"
@@ -79,6 +81,20 @@ def load_grid(name: str | Path, device: EmulatedDevice | None) -> list[Point]:
         for number, workload in enumerate(grid.workloads)
         for schedule in grid.schedules
     ]
+
+
+def at_rate(points: Sequence[Point], rate_mbit_per_s: float | None) -> list[Point]:
+    """The points at the rate of the links here, where these are not shaped; as they are, where they are shaped.
+
+    Raises:
+        CaseError: if the rate is invalid, is missing, or is given for a testbed.
+    """
+    if not links_given(rate_mbit_per_s):
+        if rate_mbit_per_s is not None:
+            raise CaseError("--rate-mbit-per-s is for torchrun; on a testbed links have the rates of the grid")
+        return list(points)
+    assert rate_mbit_per_s is not None, "links_given refuses None"
+    return [replace(point, rate_bits_per_s=bits_per_s(rate_mbit_per_s)) for point in points]
 
 
 def _point(where: str, grid: _Grid, workload: _Workload, schedule: str, device: EmulatedDevice | None) -> Point:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 
+from executor.compute import Compute
 from executor.profile import RunConfig, RunSizes, config_from, loop_of, sizes_of_run
 from nestpipe.base import BITS_PER_BYTE, CaseError
 from nestpipe.ir import OpKind, Program, unroll
 from nestpipe.timeline import StepMetrics, Timeline, measure
+from nestpipe.validate.grid import Point
 from sim.costs import CalibratedCosts, Machine, OpSizes, with_starts
 from sim.engine import World, simulate
 from traces.workloads import CostFit, CostTable, costs_of, fit_kind, resample
 
-__all__ = ["Prediction", "Rehearsed", "differences", "machine_of", "model_error", "predict", "rehearse"]
+__all__ = ["Prediction", "Rehearsed", "differences", "machine_of", "model_error", "predict", "predict_all", "rehearse"]
 
 _QUARTILE: Final = 0.6745
 _NINE_OF_TEN: Final = 1.645  # standard deviations, normal
@@ -126,7 +128,7 @@ def predict(
         steps.append(measure(again).step_latency_ms)
     step_ms = metrics.step_latency_ms
     drawn_ms = float(np.std(steps, ddof=1)) if len(steps) > 1 else 0.0
-    repeats = table.number("repeatability_cv", config.variant.split()[0])
+    repeats = table.number("repeatability_cv", config.compute)
     half_ms = _NINE_OF_TEN * float(np.hypot(drawn_ms, np.hypot(repeats, bias) * step_ms))
     return Prediction(
         config=config,
@@ -147,6 +149,42 @@ def _redrawn(
     for _ in range(draws):
         fits = _fits(replace(table, rows=resample(table.rows, generator)), variant, kinds)
         yield {kind: _moved(fit, generator) for kind, fit in fits.items()}
+
+
+def predict_all(
+    points: Sequence[Point],
+    table: CostTable,
+    world_size: int,
+    *,
+    draws: int,
+    seed: int,
+    tell: Callable[[str], None] = lambda _: None,
+) -> list[Prediction]:
+    """Predict the points of a grid; intervals hold the error of the rehearsed schedules.
+
+    Args:
+        points: what to predict, each at its link rate.
+        table: measured costs.
+        world_size: ranks.
+        draws, seed: of each interval.
+        tell: called with what is being done.
+
+    Raises:
+        TraceError: if the table lacks something.
+    """
+    rehearsed = rehearse(table)
+    sizes: dict[RunConfig, RunSizes] = {}
+    found = []
+    for point in points:
+        config = point.config
+        tell(f"predicting {config.schedule}")
+        workload = replace(config, schedule="sync")  # sizes do not depend on the schedule
+        if workload not in sizes:
+            sizes[workload] = sizes_of_run(config, world_size)
+        machine = machine_of(table, [point.rate_bits_per_s] * world_size)
+        bias = model_error(rehearsed, config.compute)
+        found.append(predict(config, table, machine, draws=draws, seed=seed, sizes=sizes[workload], bias=bias))
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,9 +224,9 @@ def rehearse(table: CostTable) -> list[Rehearsed]:
     return found
 
 
-def model_error(rehearsed: Sequence[Rehearsed], compute: str) -> float:
+def model_error(rehearsed: Sequence[Rehearsed], compute: Compute) -> float:
     """The root mean square of the relative errors of one kind of compute, 0 without any."""
-    errors = [each.error for each in rehearsed if each.config.variant.split()[0] == compute]
+    errors = [each.error for each in rehearsed if each.config.compute is compute]
     return float(np.sqrt(np.mean(np.square(errors)))) if errors else 0.0
 
 

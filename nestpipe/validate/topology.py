@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 import yaml
 
+from executor.compute import Compute
 from nestpipe.base import BITS_PER_BYTE, NS_PER_S
 from nestpipe.ir import OpKind
 from traces.workloads import CostTable, fit_kind
@@ -31,7 +32,7 @@ def topology_text(table: CostTable, *, name: str = "this_machine") -> str:
         name: of the topology.
     """
     ranks = int(table.meta["world_size"])
-    variant = next(name for name in sorted(set(table.rows["variant"])) if name.startswith("real"))
+    variant = next(name for name in sorted(set(table.rows["variant"])) if name.startswith(Compute.REAL))
     lookup = fit_kind(table.rows, OpKind.LOOKUP, variant, ("unique_keys",))
     row_ns = max(lookup.coefficients.get("unique_keys", 0.0), 1.0)
     copy = _copy_bytes_per_s()

@@ -14,7 +14,7 @@ import pytest
 import simpy
 from typer.testing import CliRunner
 
-from executor.compute import EmulatedDevice
+from executor.compute import Compute, EmulatedDevice
 from executor.profile.measure import full_plan, quick_plan
 from executor.profile.run import RunConfig, loop_of, sizes_of_run
 from executor.profile.samples import check_separate
@@ -22,7 +22,7 @@ from executor.testbed import namespaces as testbed
 from nestpipe.base.errors import CaseError, NestPipeError, TraceError
 from nestpipe.ir import OpKind, unroll
 from nestpipe.timeline.metrics import measure
-from nestpipe.validate.bench import bench, check_writable
+from nestpipe.validate.bench import BenchOptions, check_writable, open_bench
 from nestpipe.validate.causes import CAUSES, split_error
 from nestpipe.validate.compare import Outcome, compare, kind_errors, outcome_of, summarise
 from nestpipe.validate.grid import Point, grid_names, load_grid
@@ -208,9 +208,9 @@ def test_how_far_rehearsed_schedules_were_off_widens_the_interval() -> None:
     rows = [{**row, "step_ms": step_ms / 1.03}, {**row, "step_ms": step_ms / 0.96}]
     rehearsed = rehearse(CostTable(rows=table.rows, meta={**table.meta, "world_size": 2, "rehearsal": rows}))
     assert [each.error for each in rehearsed] == pytest.approx([0.03, -0.04])
-    bias = model_error(rehearsed, "real")
+    bias = model_error(rehearsed, Compute.REAL)
     assert bias == pytest.approx(math.sqrt((0.03**2 + 0.04**2) / 2))
-    assert model_error(rehearsed, "emulated") == 0
+    assert model_error(rehearsed, Compute.EMULATED) == 0
     narrow, wide = (predict(CONFIG, table, machine, draws=0, bias=value) for value in (0.0, bias))
     assert narrow.step_ms_high == narrow.step_ms_low
     # normal: 1.645 standard deviations on either side hold 9 of 10
@@ -476,7 +476,7 @@ def test_under_torchrun_the_rate_of_the_links_must_be_told(monkeypatch: pytest.M
 
 def test_the_ranks_of_torchrun_run_what_they_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
     _torchrun(monkeypatch)
-    with bench(world_size=7, realtime=True, backend="gloo", device="cpu", timeout_s=60) as here:
+    with open_bench(BenchOptions(world_size=7, timeout_s=60)) as here:
         frame = here.run([replace(CONFIG, steps=6)], 1)
         assert (here.world_size, here.first, here.conditions["bench"]) == (1, True, "torchrun")
     assert set(frame["kind"].astype(str)) == {op.kind.value for op in unroll(loop_of(CONFIG), 6).ops}
