@@ -40,6 +40,19 @@ class _Layer:
     switches: int
     dimensions: tuple[int, ...]
 
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Names of its kinds of link, which take turns in the numbering."""
+        name = self.tier.name
+        match self.tier.kind:
+            case TierKind.MESH:
+                return (name,)
+            case TierKind.TORUS:
+                return tuple(f"{name} axis {axis} {way}" for axis in range(len(self.dimensions)) for way in "+-")
+            case TierKind.TRUNK:
+                return f"{name} up trunk", f"{name} down trunk"
+        return f"{name} up", f"{name} down"
+
 
 def _square(ranks: int) -> tuple[int, int]:
     side = next(n for n in range(math.isqrt(ranks), 0, -1) if ranks % n == 0)

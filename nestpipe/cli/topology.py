@@ -121,7 +121,7 @@ def measured(
 
 def _measured_row(cluster: Cluster, curve: Any) -> dict[str, Any]:
     from nestpipe.base import TraceError
-    from sim.network import Collectives, Split
+    from sim.network import Collectives
     from topologies.fabric import Fabric
 
     largest, time_ns = curve.size_bytes[-1], curve.time_ns[-1]
@@ -129,11 +129,7 @@ def _measured_row(cluster: Cluster, curve: Any) -> dict[str, Any]:
     if curve.world_size <= cluster.ranks_max and curve.collective in (
         "all_to_all", "all_reduce", "all_gather", "reduce_scatter",
     ):  # fmt: skip
-        costs = Collectives(Fabric(cluster, curve.world_size))
-        if curve.collective == "all_to_all":
-            hardware_ns = costs.all_to_all(Split.even(largest, curve.world_size)).time_ns
-        else:
-            hardware_ns = getattr(costs, curve.collective)(largest).time_ns
+        hardware_ns = Collectives(Fabric(cluster, curve.world_size)).cost(curve.collective, largest).time_ns
     try:
         residuals = curve.leave_one_out()
         worst = max(range(len(residuals.error)), key=lambda n: abs(residuals.error[n]))

@@ -15,7 +15,7 @@ import pandas as pd
 
 from nestpipe.base import NS_PER_S
 from nestpipe.ir import COLLECTIVES, Loop, OpKind, Resource
-from sim.network import group_transfer
+from sim.network import group_size_bytes, group_transfer
 from topologies.cluster import Cluster
 from topologies.fabric import Fabric
 from traces.keys import KeyStatistics
@@ -23,7 +23,6 @@ from traces.workloads import AcceleratorRates, Growth, GrowthLaws, WorkloadModel
 
 __all__ = ["Demand", "demands_of_case", "demands_of_model", "demands_of_preset", "num_owners", "origin_of"]
 
-_UNIT = 1e9
 _FITTED = frozenset({OpKind.FORWARD, OpKind.BACKWARD, OpKind.UPDATE, OpKind.ALL_TO_ALL_ROWS, OpKind.ALL_TO_ALL_GRADS})
 _DEVICE_MEMORY = (OpKind.DEDUP, OpKind.SYNC, OpKind.UPDATE)
 
@@ -170,13 +169,14 @@ def demands_of_case(
 
     def sent(kind: OpKind, ns: int, size: float | None = None) -> Demand:
         """`ns` in all: `size` bytes on the network (by default the part that does not grow), then time of its own."""
-        first, unit = (
-            group_transfer(fabric, kind, resources[kind], domain, each).time_s * NS_PER_S for each in (1e-9, _UNIT)
-        )
-        moving = min(ns, still[kind]) if size is None else size * (unit - first) / _UNIT + first
-        if not first or moving <= first:
+        where = kind, resources[kind], domain
+        if size is None:
+            moving = float(min(ns, still[kind]))
+            size = group_size_bytes(fabric, *where, moving / NS_PER_S)
+        else:
+            moving = group_transfer(fabric, *where, size).time_s * NS_PER_S
+        if not size:
             return Demand(fixed_ns=ns, origin=origin_of(kind))
-        size = _UNIT * (moving - first) / (unit - first)
         return Demand(fixed_ns=max(0, round(ns - moving)), sent_bytes=size, origin=origin_of(kind))
 
     found: dict[OpKind, Demand] = {}

@@ -4,7 +4,7 @@ Device arithmetic and device memory are a rank's own and its compute stream is i
 the longer of arithmetic and memory traffic, unless collectives are said to take a share of the device. Everything else
 is an activity on shared resources (`sim.engine.fluid`): a host's memory bandwidth and lookup rate, the host link and
 its PCIe switch, and the links of the network. A collective is one activity on all kinds of links that its traffic
-crosses, in the proportions that `sim.network.classes` counts, never faster than it would be alone; collectives that
+crosses, in the proportions that `sim.network.cost` counts, never faster than it would be alone; collectives that
 overlap share the links.
 
 An activity's work is 1 and its share of a full resource is one over its time alone: what competes for a link moves the
@@ -128,7 +128,7 @@ class HardwareCosts:
         found = self._transfer(op.kind, resource, demand.sent_bytes * share)
         members = [self._actor_of[rank] for rank in ranks]
         uses = self._link_uses(found, members, group_size)
-        latency = self._latency_ns(resource)
+        latency = round(found.latency_s * NS_PER_S)
         moving_s = max(found.time_s - latency / NS_PER_S, 1e-12)
         if self.communication_share:
             uses |= {self._device(member): self.communication_share * moving_s for member in members}
@@ -242,9 +242,6 @@ class HardwareCosts:
             self._transfers[key] = group_transfer(self.fabric, kind, resource, self.domain_size, sent_bytes)
         return self._transfers[key]
 
-    def _latency_ns(self, resource: Resource) -> int:
-        return round(self._transfer(OpKind.ALL_TO_ALL_ROWS, resource, 1e-9).time_s * NS_PER_S)
-
     def _link_uses(self, found: Transfer, members: Sequence[int], group_size: int) -> dict[Capacity, float]:
         """Bytes on a link of each kind, averaged over all links of the kind at each site that the group touches."""
         weights = np.bincount(
@@ -255,9 +252,9 @@ class HardwareCosts:
         groups = weights.sum() / group_size
         uses: dict[Capacity, float] = {}
         for load in found.loads:
-            if load.bytes_per_link <= 0 or load.utilisation <= 0:
+            if load.bytes_per_link <= 0:
                 continue
-            capacity = load.bytes_per_link / (load.utilisation * found.time_s)
+            capacity = load.bytes_per_link / load.busy_s
             if load.name.endswith("trunk"):
                 total = load.bytes_per_link * load.num_links * groups
                 uses[self._resource(load.name, 0, capacity)] = total / self._num_trunks(load.name, load.num_links)
@@ -307,7 +304,7 @@ class HardwareCosts:
         options["time of its own"] = demand.fixed_ns / NS_PER_S
         if kind in COLLECTIVES and demand.sent_bytes:
             found = self._transfer(kind, resource, demand.sent_bytes)
-            options |= {load.name: load.utilisation * found.time_s for load in found.loads}
+            options |= {load.name: load.busy_s for load in found.loads}
         name = max(options, key=lambda each: options[each])
         return name, options[name]
 

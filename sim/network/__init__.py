@@ -1,22 +1,27 @@
 """What collectives take on a topology: algorithms, routes, and max-min fair rates."""
 
 from sim.network.classes import PairTraffic, Transfer, transfer
-from sim.network.collectives import Collectives, Split
+from sim.network.collectives import ALGORITHMS, Place, Round, Split, Traffic
+from sim.network.cost import Collectives, group_size_bytes, group_transfer, network_costs
 from sim.network.curves import read_curves
-from sim.network.group_transfer import group_transfer, network_costs
 from sim.network.problem import Floats, FlowProblem
 from sim.network.solve import Measured, flow_problem, measure, simulate
 from sim.network.vector import simulate_vector
 
 __all__ = [
+    "ALGORITHMS",
     "Collectives",
     "Floats",
     "FlowProblem",
     "Measured",
     "PairTraffic",
+    "Place",
+    "Round",
     "Split",
+    "Traffic",
     "Transfer",
     "flow_problem",
+    "group_size_bytes",
     "group_transfer",
     "measure",
     "network_costs",

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from nestpipe.base import TopologyError
+from nestpipe.base import TopologyError, s_to_ns
 from sim.network.problem import Floats, Ints
 from sim.network.solve import flow_problem, run_rows
 from topologies.cluster import TierKind
@@ -48,27 +48,40 @@ class PairTraffic:
 
 @dataclass(frozen=True, slots=True)
 class LinkLoad:
-    """A kind of link: how many there are, the bytes that each carries, and the share of the time it is full."""
+    """A kind of link: how many there are, the bytes that each carries, and how long these keep it busy at full rate."""
 
     name: str
     num_links: int
     bytes_per_link: float
-    utilisation: float
+    busy_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """What moving some traffic takes: seconds with latency, the load of every kind of link, and how it was found."""
+    """What a collective, or moving some traffic, takes.
+
+    Attributes:
+        time_s: from start to end
+        latency_s: of it what does not grow with the bytes; what remains is enough for the busiest link
+        loads: of every kind of link that carries something
+        num_classes, quantised: flow classes of the class model, and whether it took the traffic in steps
+    """
 
     time_s: float
+    latency_s: float
     loads: tuple[LinkLoad, ...]
-    num_classes: int
-    quantised: bool
+    num_classes: int = 0
+    quantised: bool = False
+
+    @property
+    def time_ns(self) -> int:
+        """The time in whole nanoseconds."""
+        return s_to_ns(self.time_s)
 
     @property
     def busiest(self) -> LinkLoad | None:
-        """The kind of link with the highest utilisation."""
-        return max(self.loads, key=lambda load: load.utilisation, default=None)
+        """The kind of link that is busy longest."""
+        return max(self.loads, key=lambda load: load.busy_s, default=None)
 
 
 def _codes(*columns: np.ndarray) -> Ints:
@@ -200,20 +213,19 @@ class _Classes:
         """Link classes of the flows from class a to class b turning around in a tier, and their flows per link."""
         layers, uses = self.fabric.layers, []
         if layers[tier].tier.kind is TierKind.MESH:
-            name = layers[tier].tier.name
+            name = layers[tier].kinds[0]
             return [(self._link((tier, a, b), name, float(layers[tier].capacity[0]), pairs), 1.0)]
         for number in self.fabric.chain(tier):
             layer = layers[number]
-            for way, end in (("up", a), ("down", b)):
-                name = f"{layer.tier.name} {way}"
+            for name, end in zip(layer.kinds, (a, b), strict=True):
                 if layer.tier.kind is TierKind.TRUNK:
                     per_switch, switches = self._trunk_class(number, end)
-                    key: tuple[object, ...] = (number, way, tuple(per_switch.tolist()))
+                    key: tuple[object, ...] = (name, *per_switch.tolist())
                     capacity = float(layer.capacity.mean())
                     amount = per_switch[end] * pairs / self.members[end]
-                    uses.append((self._link(key, f"{name} trunk", capacity, switches), float(amount)))
+                    uses.append((self._link(key, name, capacity, switches), float(amount)))
                 else:
-                    key = (number, way, end)
+                    key = (name, end)
                     link = self._link(key, name, float(layer.capacity[0]), float(self.members[end]))
                     uses.append((link, pairs / float(self.members[end])))
         return uses
@@ -231,7 +243,7 @@ class _Classes:
                     sizes.append(size)
                     delays.append(latency if once else 2 * latency)
         if not rows:
-            return Transfer(time_s=0.0, loads=(), num_classes=0, quantised=quantised)
+            return Transfer(time_s=0.0, latency_s=0.0, loads=())
         return _solve(rows, np.array(sizes), np.array(delays), self.names, self.capacity, self.num_links, quantised)
 
 
@@ -253,12 +265,18 @@ def _solve(
             routes[number, hop], weight[number, hop] = link, amount
             carried[link] += amount * sizes[number]
     finish = run_rows(flow_problem(routes=routes, capacity=np.array(capacity), size=sizes, delay=delays, weight=weight))
-    time_s = float(finish.max())
     loads = tuple(
-        LinkLoad(name, round(number), float(load), float(load / rate / time_s))
+        LinkLoad(name, round(number), float(load), float(load / rate))
         for name, number, load, rate in zip(names, num_links, carried, capacity, strict=True)
     )
-    return Transfer(time_s=time_s, loads=loads, num_classes=len(rows), quantised=quantised)
+    time_s = float(finish.max())
+    return Transfer(
+        time_s=time_s,
+        latency_s=min(float(delays.max()), time_s - max(load.busy_s for load in loads)),
+        loads=loads,
+        num_classes=len(rows),
+        quantised=quantised,
+    )
 
 
 def _torus(fabric: Fabric, traffic: PairTraffic) -> Transfer:
@@ -271,15 +289,14 @@ def _torus(fabric: Fabric, traffic: PairTraffic) -> Transfer:
             f"ranks and no tier above it; use another algorithm, or the flow-level solver (nestpipe network)"
         )
     if count == 1:
-        return Transfer(time_s=0.0, loads=(), num_classes=0, quantised=False)
+        return Transfer(time_s=0.0, latency_s=0.0, loads=())
     table = fabric.routes(np.zeros(count - 1, dtype=np.int64), np.arange(1, count))
-    ways = 2 * len(layer.dimensions)
+    ways = len(layer.kinds)
     rows, hops = [], (table < fabric.num_links).sum(axis=1)
     for row in table:
         way, times = np.unique((row[row < fabric.num_links] - layer.first) % ways, return_counts=True)
         rows.append([(int(w), float(t)) for w, t in zip(way, times, strict=True)])
-    names = [f"{layer.tier.name} axis {w // 2} {'-' if w % 2 else '+'}" for w in range(ways)]
     sizes = np.full(len(rows), float(traffic.send[0] * traffic.recv[0]))
     delays = hops * layer.tier.latency_ns.value / 1e9
     rate = float(layer.capacity[0])
-    return _solve(rows, sizes, delays, names, [rate] * ways, [float(count)] * ways, quantised=False)
+    return _solve(rows, sizes, delays, list(layer.kinds), [rate] * ways, [float(count)] * ways, quantised=False)

@@ -1,37 +1,70 @@
-"""What a collective takes on a described cluster: its schedule's flows on the cluster's links, summed up by class.
+"""The table of collective algorithms: the steps that each takes, and where it can run.
 
-Each algorithm is a few transfers or rounds; a round is as long as the longest route plus its busiest link. All2All goes
-through `sim.network.classes`; rings, trees and exchanges move one flow per rank and round, which is counted link by
-link. Times are those of the hardware as described. What software makes of it is the business of measured curves
-(`sim.network.curves`).
+An algorithm turns what is to be moved and where the ranks sit (`Place`) into steps: rounds of flows between ranks, or
+traffic between all pairs of a group at once. `sim.network.cost` sums the steps up by link, `sim.network.oracle` lists
+their flows one by one; both take any algorithm of the table, so a new one is a function and a row here.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from nestpipe.base import TopologyError, s_to_ns, unknown_name
-from sim.network.classes import LinkLoad, PairTraffic, Transfer, transfer
+from sim.network.classes import PairTraffic
 from sim.network.problem import Floats, Ints
-from sim.network.solve import flow_problem, run_rows
-from topologies.fabric import Fabric
 
-__all__ = ["Algorithm", "CollectiveCost", "Collectives", "Split"]
+__all__ = ["ALGORITHMS", "Algorithm", "Place", "Round", "Split", "Step", "Traffic"]
+
+_FEW_RANKS = 256  # up to here every shift of a pairwise exchange is a round of its own
+_SAMPLED_SHIFTS = 61
 
 
-class Algorithm(StrEnum):
-    """How a collective is carried out."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """One flow per entry, all started together; ranks are positions in the group.
 
-    DIRECT = "direct"
-    PAIRWISE = "pairwise"
-    HIERARCHICAL = "hierarchical"
-    RING = "ring"
-    TREE = "tree"
+    Attributes:
+        src, dst, size: of each flow; sizes in bytes
+        times: how often the round is repeated
+        hops: messages in a chain of which each waits for the one before; the bytes are pipelined along it
+    """
+
+    src: Ints
+    dst: Ints
+    size: Floats | Ints
+    times: float = 1
+    hops: int = 1
+
+
+Step: TypeAlias = Round | PairTraffic
+
+
+class Traffic(Protocol):
+    """What the ranks of an All2All send each other."""
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of the group."""
+
+    @property
+    def even(self) -> bool:
+        """Whether all pairs exchange the same."""
+
+    def between(self, src: Ints, dst: Ints) -> Floats | Ints:
+        """Bytes from each `src` to each `dst`."""
+
+    def all_pairs(self) -> Step:
+        """Everybody to everybody."""
+
+    def inside(self, place: Place) -> Step:
+        """In every node: to each local rank what its counterparts in all nodes are to get."""
+
+    def across(self, place: Place) -> Step:
+        """Between ranks of equal number: what the whole node has for the other's node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,278 +89,260 @@ class Split:
             raise ValueError(f"owner_share must be 0 or more and sum to 1, got a sum of {self.owner_share.sum():g}")
 
     @staticmethod
-    def even(size_bytes: float, num_ranks: int) -> Split:
+    def equal(size_bytes: float, num_ranks: int) -> Split:
         """Every rank sends the same amount to every owner."""
         return Split(send_bytes=np.full(num_ranks, float(size_bytes)), owner_share=np.full(num_ranks, 1 / num_ranks))
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveCost:
-    """Time of a collective, the bytes it puts on each kind of link, and which one is the busiest."""
-
-    time_ns: int
-    loads: tuple[LinkLoad, ...]
+    @property
+    def num_ranks(self) -> int:
+        return len(self.send_bytes)
 
     @property
-    def busiest(self) -> LinkLoad | None:
-        """The kind of link with the highest utilisation."""
-        return max(self.loads, key=lambda load: load.utilisation, default=None)
+    def even(self) -> bool:
+        return len(np.unique(self.send_bytes)) == len(np.unique(self.owner_share)) == 1
+
+    def between(self, src: Ints, dst: Ints) -> Floats:
+        return self.send_bytes[src] * self.owner_share[dst]
+
+    def all_pairs(self) -> PairTraffic:
+        return self._pairs(self.send_bytes, self.owner_share, np.zeros(self.num_ranks, dtype=np.int64))
+
+    def inside(self, place: Place) -> PairTraffic:
+        owned: Floats = np.bincount(place.local, weights=self.owner_share).astype(np.float64)[place.local]
+        return self._pairs(self.send_bytes, owned, place.node)
+
+    def across(self, place: Place) -> PairTraffic:
+        sent: Floats = np.bincount(place.node, weights=self.send_bytes).astype(np.float64)[place.node]
+        return self._pairs(sent, self.owner_share, place.local)
+
+    def _pairs(self, send: Floats, recv: Floats, label: Ints) -> PairTraffic:
+        return PairTraffic(ranks=np.arange(self.num_ranks), send=send, recv=recv, label=label)
 
 
-def _cost(time_s: float, parts: Sequence[tuple[float, Sequence[LinkLoad]]]) -> CollectiveCost:
-    """Joins phases, each with its own time: of links of one kind the busiest counts, over phases bytes add up."""
-    joined: dict[str, LinkLoad] = {}
-    for part_s, loads in parts:
-        busiest: dict[str, LinkLoad] = {}
-        for load in loads:
-            if load.name not in busiest or load.utilisation > busiest[load.name].utilisation:
-                busiest[load.name] = load
-        for name, load in busiest.items():
-            before = joined.get(name, LinkLoad(name, 0, 0.0, 0.0))
-            share = load.utilisation * part_s / time_s if time_s else 0.0
-            count = max(before.num_links, load.num_links)
-            joined[name] = LinkLoad(
-                name, count, before.bytes_per_link + load.bytes_per_link, before.utilisation + share
-            )
-    return CollectiveCost(time_ns=s_to_ns(time_s), loads=tuple(joined.values()))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where the ranks of a group sit.
+
+    Attributes:
+        node, local: of each rank, the scale-up domain and its number in it
+        table: positions in the group with a domain per row, None unless the group is made of whole domains in order
+        meshed: a domain joins each two of its ranks by a link of their own
+        switched: a domain has a tier of its own through which all pairs can talk at once
+        regular_above: from this shift on partners are in different groups of every tier but the outermost, so that a
+            few shifts stand for all of a large group; None: list every shift
+        num_rings: rings that share the bytes; None: one per rank of a domain, as NCCL does; 1: the textbook's
+    """
+
+    node: Ints
+    local: Ints
+    table: Ints | None
+    meshed: bool = False
+    switched: bool = True
+    regular_above: int | None = None
+    num_rings: int | None = None
+
+    @property
+    def num_ranks(self) -> int:
+        return len(self.node)
+
+    @property
+    def num_nodes(self) -> int:
+        return int(self.node.max()) + 1
 
 
-class Collectives:
-    """Costs of collectives on one fabric."""
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """A row of the table.
 
-    def __init__(self, fabric: Fabric) -> None:
-        self.fabric = fabric
+    Attributes:
+        steps: of a `Traffic` (All2All) or a size in bytes, whole numbers staying whole; and a place
+        needs: what it asks of the place that the place lacks, in words, or None; None: runs anywhere
+        automatic: among those of which the fastest is taken where none is named
+    """
 
-    def _group(self, ranks: Sequence[int] | Ints | None) -> Ints:
-        found = np.arange(self.fabric.world_size) if ranks is None else np.asarray(ranks, dtype=np.int64)
-        if not len(found):
-            raise ValueError("a group must have one rank or more")
-        if found.min() < 0 or found.max() >= self.fabric.world_size:
-            raise TopologyError(
-                f"a group has ranks {found.min()} to {found.max()}, but {self.fabric.cluster.name} has "
-                f"{self.fabric.world_size} ranks here; give a larger world_size"
-            )
-        if len(np.unique(found)) != len(found):
-            raise ValueError("a group must not name a rank twice")
-        return found
+    steps: Callable[[Any, Place], Iterator[Step]]
+    needs: Callable[[Place], str | None] | None = None
+    automatic: bool = True
 
-    # All2All -----------------------------------------------------------------------------------------------------
-
-    def all_to_all(
-        self, split: Split, *, ranks: Sequence[int] | Ints | None = None, algorithm: Algorithm = Algorithm.DIRECT
-    ) -> CollectiveCost:
-        """All2All with even or uneven splits.
-
-        Args:
-            split: who sends how much to whom, one entry per rank of the group
-            ranks: the group; None: everybody
-            algorithm: direct (all at once), pairwise (rounds with a barrier), hierarchical (inside the nodes, then
-                between ranks of equal number in different nodes)
-        """
-        group = self._group(ranks)
-        if len(split.send_bytes) != len(group):
-            raise ValueError(f"split is for {len(split.send_bytes)} ranks, the group has {len(group)}")
-        if algorithm is Algorithm.DIRECT:
-            traffic = PairTraffic(
-                ranks=group, send=split.send_bytes, recv=split.owner_share, label=np.zeros(len(group), dtype=np.int64)
-            )
-            return self._joined([transfer(self.fabric, traffic)])
-        if algorithm is Algorithm.HIERARCHICAL:
-            return self._joined(self._two_level(split, group))
-        if algorithm is Algorithm.PAIRWISE:
-            return self._pairwise(split, group)
-        raise ValueError(unknown_name("algorithm", algorithm, ["direct", "pairwise", "hierarchical"]))
-
-    @staticmethod
-    def _joined(found: Sequence[Transfer]) -> CollectiveCost:
-        return _cost(sum(f.time_s for f in found), [(f.time_s, f.loads) for f in found])
-
-    def _two_level(self, split: Split, group: Ints) -> list[Transfer]:
-        per_node = self.fabric.domain
-        node, local = group // per_node, group % per_node
-        node = np.unique(node, return_inverse=True)[1]
-        sent_by_node: Floats = np.bincount(node, weights=split.send_bytes).astype(np.float64)[node]
-        owned_by_local: Floats = np.bincount(local, weights=split.owner_share, minlength=per_node).astype(np.float64)[
-            local
-        ]
-        inside = PairTraffic(ranks=group, send=split.send_bytes, recv=owned_by_local, label=node)
-        across = PairTraffic(ranks=group, send=sent_by_node, recv=split.owner_share, label=local)
-        return [transfer(self.fabric, inside), transfer(self.fabric, across)]
-
-    def _pairwise(self, split: Split, group: Ints) -> CollectiveCost:
-        count = len(group)
-        total, links = 0.0, np.zeros(self.fabric.num_links)
-        index = np.arange(count)
-        even = len(np.unique(split.send_bytes)) == len(np.unique(split.owner_share)) == 1
-        for shift, times in _shifts(count, self._regular_above() if even else 0):
-            other = (index + shift) % count
-            size = split.send_bytes * split.owner_share[other]
-            time_s, carried = self._round(group, group[other], size, even=even)
-            total += times * time_s
-            links += times * carried
-        return self._counted(total, links)
-
-    def _regular_above(self) -> int:
-        """From this shift on, ranks and partners are in different groups of every tier but the outermost."""
-        sizes = [t.ranks_per_group for t in self.fabric.cluster.tiers if t.ranks_per_group]
-        return 2 * max([s for s in sizes if s < self.fabric.world_size], default=1)
-
-    # rounds ------------------------------------------------------------------------------------------------------
-
-    def _round(self, src: Ints, dst: Ints, size: Floats, *, even: bool = True) -> tuple[float, Floats]:
-        """One round: seconds, and bytes on each link.
-
-        Flows of equal size on the busiest link end together, so it and the longest route give the time; flows of
-        different sizes (`even` is False) are simulated.
-        """
-        moving = np.flatnonzero((size > 0) & (src != dst))
-        if not len(moving):
-            return 0.0, np.zeros(self.fabric.num_links)
-        routes = self.fabric.routes(src[moving], dst[moving])
-        amount = np.broadcast_to(size[moving][:, None], routes.shape)
-        counted = np.bincount(routes.ravel(), weights=amount.ravel(), minlength=self.fabric.num_links + 1)
-        carried = counted.astype(np.float64)[:-1]
-        latency = np.append(self.fabric.latency_s, 0.0)[routes].sum(axis=1)
-        if even:
-            return float(latency.max() + (carried / self.fabric.capacity).max()), carried
-        problem = flow_problem(routes=routes, capacity=self.fabric.capacity, size=size[moving], delay=latency)
-        return float(run_rows(problem).max()), carried
-
-    def _counted(self, time_s: float, carried: Floats) -> CollectiveCost:
-        """A cost from the bytes of every link: per tier the busiest link stands for its kind."""
-        loads = []
-        for layer in self.fabric.layers:
-            part = carried[layer.first : layer.first + len(layer.capacity)]
-            if len(part) and part.max() > 0:
-                worst = int((part / layer.capacity).argmax())
-                use = float(part[worst] / layer.capacity[worst] / time_s) if time_s else 0.0
-                loads.append(LinkLoad(layer.tier.name, int((part > 0).sum()), float(part[worst]), use))
-        return CollectiveCost(time_ns=s_to_ns(time_s), loads=tuple(loads))
-
-    def _rings(self, group: Ints, num_rings: int | None) -> list[Ints]:
-        """Orders of the ranks, one per ring; ring c enters a domain at its local rank c."""
-        table = self._domains(group)
-        width = self.fabric.domain
-        wanted = num_rings if num_rings is not None else (1 if table is None else width)
-        if wanted == 1 or table is None:
-            return [group]
-        rings = []
-        for port in range(wanted):
-            there = (port + np.arange(width)) % width
-            rings.append(np.concatenate([row[there if n % 2 == 0 else there[::-1]] for n, row in enumerate(table)]))
-        return rings
-
-    def _ring(self, group: Ints, size_bytes: float, rounds: int, num_rings: int | None) -> tuple[float, Floats]:
-        """`rounds` rounds in which every rank sends 1/n of the size to its neighbour, spread over the rings."""
-        if len(group) == 1:
-            return 0.0, np.zeros(self.fabric.num_links)
-        rings = self._rings(group, num_rings)
-        src = np.concatenate(rings)
-        dst = np.concatenate([np.roll(ring, -1) for ring in rings])
-        piece = size_bytes / len(group) / len(rings)
-        time_s, carried = self._round(src, dst, np.full(len(src), piece))
-        return rounds * time_s, rounds * carried
-
-    # reductions and gathers --------------------------------------------------------------------------------------
-
-    def all_reduce(
-        self,
-        size_bytes: float,
-        *,
-        ranks: Sequence[int] | Ints | None = None,
-        algorithm: Algorithm = Algorithm.RING,
-        num_rings: int | None = None,
-    ) -> CollectiveCost:
-        """All-reduce of `size_bytes` on every rank.
-
-        Args:
-            algorithm: ring; tree (double binary tree, pipelined); hierarchical (reduce-scatter in the node, rings
-                between ranks of equal number, all-gather in the node)
-            num_rings: rings that share the bytes; None: one per port of a node, as NCCL does, 1: the textbook's
-        """
-        group = self._group(ranks)
-        if algorithm is Algorithm.RING:
-            return self._counted(*self._ring(group, size_bytes, 2 * (len(group) - 1), num_rings))
-        if algorithm is Algorithm.TREE:
-            return self._counted(*self._tree(group, size_bytes))
-        if algorithm is Algorithm.HIERARCHICAL:
-            return self._counted(*self._hierarchical(group, size_bytes))
-        raise ValueError(unknown_name("algorithm", algorithm, ["ring", "tree", "hierarchical"]))
-
-    def all_gather(
-        self, size_bytes: float, *, ranks: Sequence[int] | Ints | None = None, num_rings: int | None = None
-    ) -> CollectiveCost:
-        """Ring all-gather; `size_bytes` is what every rank has in the end."""
-        group = self._group(ranks)
-        return self._counted(*self._ring(group, size_bytes, len(group) - 1, num_rings))
-
-    def reduce_scatter(
-        self, size_bytes: float, *, ranks: Sequence[int] | Ints | None = None, num_rings: int | None = None
-    ) -> CollectiveCost:
-        """Ring reduce-scatter; `size_bytes` is what every rank has in the beginning."""
-        return self.all_gather(size_bytes, ranks=ranks, num_rings=num_rings)
-
-    def barrier(self, *, ranks: Sequence[int] | Ints | None = None) -> CollectiveCost:
-        """Everybody waits for everybody: up and down a binary tree, one byte an edge."""
-        return self._counted(*self._tree(self._group(ranks), 1.0))
-
-    def _tree(self, group: Ints, size_bytes: float) -> tuple[float, Floats]:
-        """Two binary trees with half of the bytes each, both ways at once; between domains a pair per local rank."""
-        if (table := self._domains(group)) is not None:
-            return self._hierarchical(group, size_bytes, across=self._trees(table, size_bytes / table.shape[1]))
-        return self._trees(group[:, None], size_bytes)
-
-    def _trees(self, table: Ints, size_bytes: float) -> tuple[float, Floats]:
-        """A pair of trees down every column of the table, all at the same time."""
-        count = len(table)
-        if count == 1:
-            return 0.0, np.zeros(self.fabric.num_links)
-        child = np.arange(1, count)
-        parent = (child - 1) // 2
-        flipped = table[::-1]  # leaves of one tree are inner ranks of the other
-        low = np.concatenate([table[child].ravel(), flipped[child].ravel()])
-        high = np.concatenate([table[parent].ravel(), flipped[parent].ravel()])
-        src, dst = np.concatenate([low, high]), np.concatenate([high, low])
-        time_s, carried = self._round(src, dst, np.full(len(src), size_bytes / 2))
-        routes = self.fabric.routes(low, high)
-        hop = float(np.append(self.fabric.latency_s, 0.0)[routes].sum(axis=1).max())
-        return time_s + hop * (2 * math.ceil(math.log2(count)) - 1), carried
-
-    def _domains(self, group: Ints) -> Ints | None:
-        """The group as a table with a scale-up domain per row, if it is made of several whole ones in order."""
-        domain = self.fabric.domain
-        if len(group) % domain or len(group) == domain:
-            return None
-        table = group.reshape(-1, domain)
-        return table if (table % domain == np.arange(domain)).all() else None
-
-    def _hierarchical(
-        self, group: Ints, size_bytes: float, across: tuple[float, Floats] | None = None
-    ) -> tuple[float, Floats]:
-        """Ring reduce-scatter and all-gather in every domain; between them rings, or what `across` took."""
-        table = group[None, :] if len(group) == self.fabric.domain else self._domains(group)
-        if table is None:
-            raise ValueError(f"hierarchical all_reduce needs whole domains of {self.fabric.domain} ranks in order")
-        domains, width = table.shape
-        piece = size_bytes / width
-        inner_s, inner = self._round(table.ravel(), np.roll(table, -1, axis=1).ravel(), np.full(len(group), piece))
-        rounds = 2 * (width - 1)
-        total, links = rounds * inner_s, rounds * inner
-        if across is None and domains > 1:
-            other = np.roll(table, -1, axis=0).ravel()
-            outer_s, outer = self._round(table.ravel(), other, np.full(len(group), piece / domains))
-            across = 2 * (domains - 1) * outer_s, 2 * (domains - 1) * outer
-        if across is not None:
-            total, links = total + across[0], links + across[1]
-        return total, links
+    def lacks(self, place: Place) -> str | None:
+        """What the place lacks for it, in words; None if it runs there."""
+        return None if self.needs is None else self.needs(place)
 
 
-def _shifts(count: int, regular_above: int) -> list[tuple[int, float]]:
+# All2All -------------------------------------------------------------------------------------------------------------
+
+
+def _direct(traffic: Traffic, _: Place) -> Iterator[Step]:
+    """All flows at once."""
+    yield traffic.all_pairs()
+
+
+def _pairwise(traffic: Traffic, place: Place) -> Iterator[Step]:
+    """A round per shift: rank i sends to i + shift."""
+    rank = np.arange(traffic.num_ranks)
+    for shift, times in _shifts(place, traffic.even):
+        other = (rank + shift) % len(rank)
+        yield Round(src=rank, dst=other, size=traffic.between(rank, other), times=times)
+
+
+def _pairwise_xor(traffic: Traffic, _: Place) -> Iterator[Step]:
+    """A round per mask: rank i exchanges with i xor mask."""
+    rank = np.arange(traffic.num_ranks)
+    for mask in range(1, len(rank)):
+        yield Round(src=rank, dst=rank ^ mask, size=traffic.between(rank, rank ^ mask))
+
+
+def _two_level(traffic: Traffic, place: Place) -> Iterator[Step]:
+    """Inside nodes, then between ranks of equal number in different nodes."""
+    yield traffic.inside(place)
+    yield traffic.across(place)
+
+
+def _shifts(place: Place, even: bool) -> list[tuple[int, float]]:
     """Shifts to evaluate and how many rounds each stands for: all of a small group, else the irregular and a sample."""
-    edge = min(regular_above, count // 2)
-    if count <= 256 or count - 1 <= 2 * edge + 64:
+    count = place.num_ranks
+    edge = min(place.regular_above or 0, count // 2) if even else 0
+    if place.regular_above is None or count <= _FEW_RANKS or count - 1 <= 2 * edge + _SAMPLED_SHIFTS + 3:
         return [(shift, 1.0) for shift in range(1, count)]
     outer = [*range(1, edge + 1), *range(count - edge, count)]
-    sample = np.unique(np.linspace(edge + 1, count - edge - 1, 61).astype(int))
+    sample = np.unique(np.linspace(edge + 1, count - edge - 1, _SAMPLED_SHIFTS).astype(int))
     weight = (count - 1 - len(outer)) / len(sample)
     return [(shift, 1.0) for shift in outer] + [(int(shift), weight) for shift in sample]
+
+
+# reductions and gathers ----------------------------------------------------------------------------------------------
+
+
+def _part(size: float, parts: int) -> float:
+    """Equal parts; whole bytes stay whole, rounded down."""
+    return size // parts if isinstance(size, int) else size / parts
+
+
+def _around(rings: Sequence[Ints], size: float, times: int) -> Round:
+    """Every rank sends `size` to its neighbour on every ring."""
+    src = np.concatenate(rings)
+    return Round(
+        src=src, dst=np.concatenate([np.roll(ring, -1) for ring in rings]), size=np.full(len(src), size), times=times
+    )
+
+
+def _rings(place: Place) -> list[Ints]:
+    """Orders of the ranks, one per ring; ring c enters a domain at its local rank c."""
+    if place.table is None or len(place.table) == 1 or place.num_rings == 1:
+        return [np.arange(place.num_ranks)]
+    width, rings = place.table.shape[1], []
+    for port in range(width if place.num_rings is None else place.num_rings):
+        there = (port + np.arange(width)) % width
+        rings.append(np.concatenate([row[there if n % 2 == 0 else there[::-1]] for n, row in enumerate(place.table)]))
+    return rings
+
+
+def _ring_gather(size: float, place: Place, passes: int = 1) -> Iterator[Step]:
+    """A pass around the rings: n - 1 rounds of 1/n of the size."""
+    rings = _rings(place)
+    piece = _part(size, place.num_ranks)
+    yield _around(rings, piece if len(rings) == 1 else piece / len(rings), passes * (place.num_ranks - 1))
+
+
+def _ring(size: float, place: Place) -> Iterator[Step]:
+    """Reduce-scatter and all-gather, a pass around the rings each."""
+    return _ring_gather(size, place, passes=2)
+
+
+def _tree(size: float, place: Place) -> Iterator[Step]:
+    """Two binary trees with half of the bytes each, both ways at once; between domains a pair per local rank.
+
+    Source: two-tree algorithms for full bandwidth broadcast, reduction and scan, Sanders, Speck, Traeff, 2009; NCCL's
+    double binary trees, with chains in a node taken as rings.
+    """
+    if place.table is None or len(place.table) == 1:
+        yield from _trees(np.arange(place.num_ranks)[:, None], size)
+    else:
+        yield from _in_nodes(size, place, _trees(place.table, _part(size, place.table.shape[1])))
+
+
+def _trees(table: Ints, size: float) -> Iterator[Step]:
+    """A pair of trees down every column of the table, all at the same time."""
+    child = np.arange(1, len(table))
+    parent = (child - 1) // 2
+    flipped = table[::-1]  # leaves of one tree are inner ranks of the other
+    low = np.concatenate([table[child].ravel(), flipped[child].ravel()])
+    high = np.concatenate([table[parent].ravel(), flipped[parent].ravel()])
+    src, dst = np.concatenate([low, high]), np.concatenate([high, low])
+    hops = 2 * math.ceil(math.log2(len(table)))
+    yield Round(src=src, dst=dst, size=np.full(len(src), _part(size, 2)), hops=hops)
+
+
+def _hierarchical(size: float, place: Place) -> Iterator[Step]:
+    """Reduce-scatter in every node, rings between ranks of equal number, all-gather in every node."""
+    assert place.table is not None
+    nodes, width = place.table.shape
+    columns = Round(
+        src=place.table.ravel(),
+        dst=np.roll(place.table, -1, axis=0).ravel(),
+        size=np.full(place.num_ranks, _part(_part(size, width), nodes)),
+        times=2 * (nodes - 1),
+    )
+    return _in_nodes(size, place, iter([columns]))
+
+
+def _in_nodes(size: float, place: Place, across: Iterator[Step]) -> Iterator[Step]:
+    """Reduce-scatter in every node, `across`, all-gather in every node; over all links of a mesh, else in a ring."""
+    assert place.table is not None
+    width = place.table.shape[1]
+    shifts = range(1, width) if place.meshed else (1,)
+    inside = Round(
+        src=np.tile(place.table.ravel(), len(shifts)),
+        dst=np.concatenate([np.roll(place.table, -shift, axis=1).ravel() for shift in shifts]),
+        size=np.full(place.num_ranks * len(shifts), _part(size, width)),
+        times=1 if place.meshed else width - 1,
+    )
+    yield inside
+    yield from across
+    yield inside
+
+
+def _direct_gather(size: float, place: Place) -> Iterator[Step]:
+    """Every rank's part to and from every other at once."""
+    yield Split.equal(size, place.num_ranks).all_pairs()
+
+
+def _direct_reduce(size: float, place: Place) -> Iterator[Step]:
+    """Reduce-scatter and all-gather, direct each."""
+    yield from _direct_gather(size, place)
+    yield from _direct_gather(size, place)
+
+
+def _whole_nodes(place: Place) -> str | None:
+    return None if place.table is not None else "whole scale-up domains with their ranks in order"
+
+
+def _one_node(place: Place) -> str | None:
+    return None if place.switched and place.num_nodes == 1 else "all ranks in one scale-up domain"
+
+
+def _power_of_two(place: Place) -> str | None:
+    count = place.num_ranks
+    return f"a power of two of ranks, got {count}; use pairwise shifts" if count & (count - 1) else None
+
+
+_GATHERS = {"ring": Algorithm(_ring_gather), "direct": Algorithm(_direct_gather, _one_node)}
+
+#: By collective and name. All2Alls are sent directly unless an algorithm is named, as NCCL does.
+ALGORITHMS: Mapping[str, Mapping[str, Algorithm]] = {
+    "all_to_all": {
+        "direct": Algorithm(_direct),
+        "pairwise": Algorithm(_pairwise, automatic=False),
+        "pairwise_xor": Algorithm(_pairwise_xor, _power_of_two, automatic=False),
+        "hierarchical": Algorithm(_two_level, automatic=False),
+    },
+    "all_reduce": {
+        "ring": Algorithm(_ring),
+        "tree": Algorithm(_tree),
+        "hierarchical": Algorithm(_hierarchical, _whole_nodes),
+        "direct": Algorithm(_direct_reduce, _one_node),
+    },
+    "all_gather": _GATHERS,
+    "reduce_scatter": _GATHERS,
+    "barrier": {"tree": Algorithm(_tree)},
+}

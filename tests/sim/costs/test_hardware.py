@@ -16,7 +16,7 @@ from sim.costs.hardware import HardwareCosts
 from sim.engine.costs import Jitter
 from sim.engine.engine import simulate
 from sim.engine.folding import World
-from sim.network.group_transfer import group_transfer
+from sim.network.cost import Collectives, group_transfer, network_costs
 from topologies.cluster import load_cluster
 from topologies.fabric import Fabric
 from traces.workloads.case import batch_times, growth_laws, load_case
@@ -183,14 +183,42 @@ def test_stages_name_the_busiest_resource_and_loads_are_shares() -> None:
     assert sum(run.provenance.values()) == pytest.approx(1)
 
 
-def test_an_all_reduce_moves_twice_what_an_all_to_all_does() -> None:
-    fabric = Fabric(H100, 64)
-    times = {
-        kind: group_transfer(fabric, kind, Resource.WORLD, None, 1e9).time_s
-        for kind in (OpKind.ALL_TO_ALL_ROWS, OpKind.ALL_REDUCE)
-    }
-    assert times[OpKind.ALL_REDUCE] == pytest.approx(2 * times[OpKind.ALL_TO_ALL_ROWS], rel=1e-3)
-    assert group_transfer(fabric, OpKind.ALL_REDUCE_TABLES, Resource.REPLICA, 64, 1e9).time_s == 0
+_COLLECTIVES = {
+    OpKind.ALL_TO_ALL_ROWS: "all_to_all",
+    OpKind.ALL_REDUCE: "all_reduce",
+    OpKind.ALL_REDUCE_TABLES: "all_reduce",
+    OpKind.ALL_GATHER: "all_gather",
+}
+
+
+@pytest.mark.parametrize("topology", ["dgx_h100", "ethernet_25g", "ascend_910b"])
+@pytest.mark.parametrize("name", ["sync", "2d_sp"])
+@pytest.mark.parametrize("size", [1e4, 256e6])
+def test_every_user_charges_a_collective_the_same(topology: str, name: str, size: float) -> None:
+    """A run, the bound, replayed traces and `topology measured`, on world, domain and replica groups."""
+    cluster, loop, world = load_cluster(topology), load(name), World(world_size=64, domain_size=16)
+    fabric, replayed = Fabric(cluster, 64), network_costs(cluster, loop, 16)
+    groups = {"world": range(64), "domain": range(16), "replica": range(0, 64, 16)}
+    streams = [(op.kind, stream.resource) for stream in loop.streams for op in stream.ops if op.kind in _COLLECTIVES]
+    assert streams
+    for kind, resource in streams:
+        ranks = groups[resource.value]
+        whole = size * len(ranks) if kind is OpKind.ALL_GATHER else size
+        alone_ns = Collectives(fabric).cost(_COLLECTIVES[kind], whole, ranks=ranks).time_ns
+        assert round(replayed(kind, size, 64)) == alone_ns
+        costs = HardwareCosts(cluster, {kind: Demand(sent_bytes=size)}, world_size=64, domain_size=16)
+        assert costs.op_ns(Op(kind=kind, batch=0), resource) == alone_ns
+        timeline = simulate(unroll(loop, 2), costs, world)
+        run_ns = (timeline.end_ns - timeline.start_ns)[0, (timeline.ops["kind"] == kind.value).to_numpy()]
+        if resource is not Resource.REPLICA:  # the replicas of a node share its links to the others
+            assert abs(run_ns - alone_ns).max() <= 2
+
+
+def test_an_all_reduce_over_slow_links_is_hierarchical() -> None:
+    fabric = Fabric(load_cluster("ethernet_25g"), 256)
+    found = group_transfer(fabric, OpKind.ALL_REDUCE, Resource.WORLD, None, 10e6).time_s
+    assert found == Collectives(fabric).cost("all_reduce", 10e6, algorithm="hierarchical").time_s
+    assert group_transfer(Fabric(H100, 64), OpKind.ALL_REDUCE_TABLES, Resource.REPLICA, 64, 1e9).time_s == 0
 
 
 def test_impossible_hardware_is_refused() -> None:

@@ -16,7 +16,7 @@ from sim.costs.trace import Mode, costs_from_trace
 from sim.engine.engine import simulate
 from sim.engine.folding import World
 from sim.engine.replay import Scales, replay
-from sim.network.group_transfer import network_costs
+from sim.network.cost import network_costs
 from topologies.cluster import load_cluster
 from traces.formats.importing import import_traces
 

@@ -1,0 +1,249 @@
+"""What a collective takes on a described cluster: the steps of its algorithm on the cluster's links, summed up.
+
+A round is as long as the longest route plus its busiest link; All2All traffic goes through `sim.network.classes`. Times
+are those of the hardware as described. What software makes of it is the business of measured curves
+(`sim.network.curves`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from nestpipe.base import NS_PER_S, TopologyError, unknown_name
+from nestpipe.ir import ALL_TO_ALLS, Loop, OpKind, Resource, group_ranks
+from sim.network.classes import LinkLoad, PairTraffic, Transfer, transfer
+from sim.network.collectives import ALGORITHMS, Algorithm, Place, Round, Split, Step
+from sim.network.problem import Floats, Ints
+from sim.network.solve import flow_problem, run_rows
+from topologies.cluster import Cluster, TierKind
+from topologies.fabric import Fabric
+
+__all__ = ["Collectives", "group_size_bytes", "group_transfer", "network_costs"]
+
+_COLLECTIVE = dict.fromkeys(ALL_TO_ALLS, "all_to_all") | {
+    OpKind.ALL_REDUCE: "all_reduce",
+    OpKind.ALL_REDUCE_TABLES: "all_reduce",
+    OpKind.ALL_GATHER: "all_gather",
+    OpKind.REDUCE_SCATTER: "reduce_scatter",
+}
+_UNIT_BYTES = 1e9
+_NO_BYTES = 1e-9
+
+
+class Collectives:
+    """Costs of collectives on one fabric."""
+
+    def __init__(self, fabric: Fabric) -> None:
+        self.fabric = fabric
+        self._latency_s = np.append(fabric.latency_s, 0.0)
+
+    def cost(
+        self,
+        collective: str,
+        size: float | Split,
+        *,
+        ranks: Sequence[int] | Ints | None = None,
+        algorithm: str | None = None,
+        num_rings: int | None = None,
+    ) -> Transfer:
+        """Time of a collective and the bytes it puts on each kind of link.
+
+        Args:
+            collective: one of `ALGORITHMS`
+            size: bytes of every rank's buffer: what it sends in an All2All (or a `Split`), has before a reduction and
+                after a gather
+            ranks: the group; None: all
+            algorithm: one of `ALGORITHMS[collective]`; None: the fastest of those that a library takes by itself
+            num_rings: see `sim.network.collectives.Place`
+
+        Raises:
+            ValueError: unknown collective or algorithm, a split for another number of ranks, or a group that the
+                algorithm does not fit.
+            TopologyError: ranks that the fabric does not have, or All2All traffic that the class model refuses.
+        """
+        group = self._group(ranks)
+        place = self._place(group, num_rings)
+        if isinstance(size, Split) and size.num_ranks != len(group):
+            raise ValueError(f"split is for {size.num_ranks} ranks, the group has {len(group)}")
+        if len(group) == 1:
+            return Transfer(time_s=0.0, latency_s=0.0, loads=())
+        work = Split.equal(size, len(group)) if collective == "all_to_all" and not isinstance(size, Split) else size
+        found = [self._sum(each.steps(work, place), group) for each in _choices(collective, algorithm, place)]
+        return min(found, key=lambda each: each.time_s)
+
+    def size_bytes(self, collective: str, time_s: float, *, ranks: Sequence[int] | Ints | None = None) -> float:
+        """The size that takes `time_s` with the fastest algorithm; 0 if that is less than any size takes.
+
+        Each algorithm takes a latency and then grows with the size, so the fastest reaches `time_s` last.
+        """
+        place = self._place(self._group(ranks), None)
+        found = [0.0]
+        for name, row in ALGORITHMS[collective].items():
+            if place.num_ranks > 1 and row.automatic and row.lacks(place) is None:
+                first, unit = (
+                    self.cost(collective, size, ranks=ranks, algorithm=name).time_s for size in (_NO_BYTES, _UNIT_BYTES)
+                )
+                found.append(_UNIT_BYTES * (time_s - first) / (unit - first))
+        return max(found)
+
+    def _group(self, ranks: Sequence[int] | Ints | None) -> Ints:
+        found = np.arange(self.fabric.world_size) if ranks is None else np.asarray(ranks, dtype=np.int64)
+        if not len(found):
+            raise ValueError("a group must have one rank or more")
+        if found.min() < 0 or found.max() >= self.fabric.world_size:
+            raise TopologyError(
+                f"a group has ranks {found.min()} to {found.max()}, but {self.fabric.cluster.name} has "
+                f"{self.fabric.world_size} ranks here; give a larger world_size"
+            )
+        if len(np.unique(found)) != len(found):
+            raise ValueError("a group must not name a rank twice")
+        return found
+
+    def _place(self, group: Ints, num_rings: int | None) -> Place:
+        domain, inner = self.fabric.domain, self.fabric.layers[0].tier.kind
+        table = None
+        if len(group) % domain == 0:
+            rows = group.reshape(-1, domain)
+            if (rows == rows[:, :1] + np.arange(domain)).all() and (rows[:, 0] % domain == 0).all():
+                table = np.arange(len(group)).reshape(-1, domain)
+        sizes = [tier.ranks_per_group for tier in self.fabric.cluster.tiers if tier.ranks_per_group]
+        return Place(
+            node=np.unique(group // domain, return_inverse=True)[1].astype(np.int64),
+            local=group % domain,
+            table=table,
+            meshed=inner is TierKind.MESH,
+            switched=inner is not TierKind.TORUS,
+            regular_above=2 * max([size for size in sizes if size < self.fabric.world_size], default=1),
+            num_rings=num_rings,
+        )
+
+    def _sum(self, steps: Iterable[Step], group: Ints) -> Transfer:
+        """Steps one after the other: times and bytes add up."""
+        carried, found = np.zeros(self.fabric.num_links), []
+        time_s = latency_s = 0.0
+        for step in steps:
+            if isinstance(step, PairTraffic):
+                at = PairTraffic(ranks=group[step.ranks], send=step.send, recv=step.recv, label=step.label)
+                found.append(transfer(self.fabric, at))
+                time_s, latency_s = time_s + found[-1].time_s, latency_s + found[-1].latency_s
+            else:
+                round_s, hop_s, bytes_on = self._round(step, group)
+                time_s += step.times * (round_s + (step.hops - 1) * hop_s)
+                latency_s += step.times * step.hops * hop_s
+                carried += step.times * bytes_on
+        loads = _joined([self._loads(carried), *(each.loads for each in found)])
+        return Transfer(time_s=time_s, latency_s=latency_s, loads=loads)
+
+    def _round(self, step: Round, group: Ints) -> tuple[float, float, Floats]:
+        """One round: seconds with and of latency, and bytes on each link.
+
+        Flows of equal size on the busiest link end together, so it and the longest route give the time; flows of
+        different sizes are simulated.
+        """
+        moving = np.flatnonzero((step.size > 0) & (step.src != step.dst))
+        if not len(moving):
+            return 0.0, 0.0, np.zeros(self.fabric.num_links)
+        size = step.size[moving].astype(np.float64)
+        routes = self.fabric.routes(group[step.src[moving]], group[step.dst[moving]])
+        amount = np.broadcast_to(size[:, None], routes.shape)
+        counted = np.bincount(routes.ravel(), weights=amount.ravel(), minlength=self.fabric.num_links + 1)
+        carried = counted.astype(np.float64)[:-1]
+        latency = self._latency_s[routes].sum(axis=1)
+        hop_s = float(latency.max())
+        if size.min() == size.max():
+            return hop_s + float((carried / self.fabric.capacity).max()), hop_s, carried
+        problem = flow_problem(routes=routes, capacity=self.fabric.capacity, size=size, delay=latency)
+        return float(run_rows(problem).max()), hop_s, carried
+
+    def _loads(self, carried: Floats) -> list[LinkLoad]:
+        """Of every kind of link the busiest stands for all."""
+        loads = []
+        for layer in self.fabric.layers:
+            kinds = layer.kinds
+            for way, name in enumerate(kinds):
+                part = carried[layer.first : layer.first + len(layer.capacity)][way :: len(kinds)]
+                if len(part) and part.max() > 0:
+                    busy_s = part / layer.capacity[way :: len(kinds)]
+                    worst = int(busy_s.argmax())
+                    loads.append(LinkLoad(name, int((part > 0).sum()), float(part[worst]), float(busy_s[worst])))
+        return loads
+
+
+def _choices(collective: str, algorithm: str | None, place: Place) -> list[Algorithm]:
+    """The algorithm named, or those that are taken unasked and fit the group."""
+    if collective not in ALGORITHMS:
+        raise ValueError(unknown_name("collective", collective, ALGORITHMS))
+    rows = ALGORITHMS[collective]
+    if algorithm is None:
+        return [row for row in rows.values() if row.automatic and row.lacks(place) is None]
+    if algorithm not in rows:
+        raise ValueError(unknown_name("algorithm", algorithm, rows))
+    if (lacking := rows[algorithm].lacks(place)) is not None:
+        raise ValueError(f"algorithm {algorithm!r} of {collective} needs {lacking}")
+    return [rows[algorithm]]
+
+
+def _joined(parts: Sequence[Sequence[LinkLoad]]) -> tuple[LinkLoad, ...]:
+    """Loads of phases that follow each other: of links of one kind the busiest counts, over phases bytes add up."""
+    joined: dict[str, LinkLoad] = {}
+    for loads in parts:
+        busiest: dict[str, LinkLoad] = {}
+        for load in loads:
+            if load.name not in busiest or load.busy_s > busiest[load.name].busy_s:
+                busiest[load.name] = load
+        for name, load in busiest.items():
+            before = joined.get(name, LinkLoad(name, 0, 0.0, 0.0))
+            joined[name] = LinkLoad(
+                name,
+                max(before.num_links, load.num_links),
+                before.bytes_per_link + load.bytes_per_link,
+                before.busy_s + load.busy_s,
+            )
+    return tuple(joined.values())
+
+
+def _group_of(fabric: Fabric, resource: Resource, domain_size: int | None) -> Ints:
+    """Ranks of the first group of a kind."""
+    ranks = group_ranks(resource, 0, fabric.world_size, domain_size or fabric.world_size)
+    return np.array(ranks, dtype=np.int64)
+
+
+def group_transfer(
+    fabric: Fabric, kind: OpKind, resource: Resource, domain_size: int | None, sent_bytes: float
+) -> Transfer:
+    """Time and link loads of one group's collective, evenly split, when nothing else uses the network.
+
+    Args:
+        fabric: the network.
+        kind: the collective.
+        resource: the kind of group.
+        domain_size: ranks per domain; None for one domain.
+        sent_bytes: what each rank puts in.
+    """
+    ranks = _group_of(fabric, resource, domain_size)
+    gathered = len(ranks) if kind is OpKind.ALL_GATHER else 1
+    return Collectives(fabric).cost(_COLLECTIVE[kind], gathered * sent_bytes, ranks=ranks)
+
+
+def group_size_bytes(fabric: Fabric, kind: OpKind, resource: Resource, domain_size: int | None, time_s: float) -> float:
+    """What each rank puts in for `group_transfer` to take `time_s`; 0 if nothing takes that little."""
+    ranks = _group_of(fabric, resource, domain_size)
+    gathered = len(ranks) if kind is OpKind.ALL_GATHER else 1
+    return Collectives(fabric).size_bytes(_COLLECTIVE[kind], time_s, ranks=ranks) / gathered
+
+
+def network_costs(cluster: Cluster, loop: Loop, domain_size: int | None) -> Callable[[OpKind, float, int], float]:
+    """Nanoseconds of a collective of `loop` on `cluster`, by kind, bytes per rank and number of ranks.
+
+    To scale recorded transfers to another number of ranks (`sim.costs.trace`).
+    """
+    resources = {op.kind: stream.resource for stream in loop.streams for op in stream.ops}
+
+    def cost_ns(kind: OpKind, sent_bytes: float, world_size: int) -> float:
+        domain = None if domain_size is None else min(domain_size, world_size)
+        found = group_transfer(Fabric(cluster, world_size), kind, resources[kind], domain, sent_bytes)
+        return found.time_s * NS_PER_S
+
+    return cost_ns
