@@ -13,20 +13,27 @@ import yaml
 
 from nestpipe.base import GIB, TopologyError, unknown_name
 from topologies.cluster import Cluster, Tier, TierKind
-from topologies.imports.filled import filled, read_text
+from topologies.imports.filled import filled
 from topologies.reading import Quantity
 
-__all__ = ["import_astra"]
+__all__ = ["read", "sniff"]
 
 _KINDS = {"switch": TierKind.SWITCH, "fullyconnected": TierKind.MESH, "ring": TierKind.TORUS}
 
 
-def import_astra(path: Path, like: str = "dgx_h100") -> Cluster:
+def sniff(path: Path, _text: str) -> bool:
+    """Whether this may be such a network: YAML or JSON by its name."""
+    return path.suffix in (".yml", ".yaml", ".json")
+
+
+def read(path: Path, text: str, like: str) -> Cluster:
     """An ASTRA-sim network: the YAML of version 2 (analytical), or the JSON of version 1.
 
     Source: ASTRA-sim 2 analytical backend; bandwidth in GB/s of 2^30 bytes, latency in ns per hop.
+
+    Raises:
+        TopologyError: not such a network, or an invalid value.
     """
-    text = read_text(path)
     try:
         data: Any = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     except (json.JSONDecodeError, yaml.YAMLError) as error:
@@ -114,7 +121,7 @@ def _dimensions(path: Path, like: str, tiers: list[Tier], ranks: int, counts: li
             bandwidth_bytes_per_s=Quantity(rate.value, rate.source + note),
             dimensions=tuple(counts),
         )
-        return filled(path.stem, "imported from ASTRA-sim, a torus", like, [torus], ranks, counts[0])
+        return filled(path, "imported from ASTRA-sim, a torus", like, [torus], ranks, counts[0])
     made = []
     for number, tier in enumerate(tiers):
         if number and tier.kind is not TierKind.SWITCH:
@@ -134,4 +141,4 @@ def _dimensions(path: Path, like: str, tiers: list[Tier], ranks: int, counts: li
             tier = replace(tier, dimensions=(counts[number],))
         made.append(tier)
     made[-1] = replace(made[-1], ranks_per_group=None)
-    return filled(path.stem, "imported from ASTRA-sim", like, made, ranks, counts[0])
+    return filled(path, "imported from ASTRA-sim", like, made, ranks, counts[0])

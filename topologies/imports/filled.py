@@ -20,7 +20,7 @@ def read_text(path: Path) -> str:
         raise TopologyError(f"{path}: is not UTF-8 text") from None
 
 
-def filled(name: str, description: str, like: str, tiers: list[Tier], ranks: int, ranks_per_host: int) -> Cluster:
+def filled(path: Path, description: str, like: str, tiers: list[Tier], ranks: int, ranks_per_host: int) -> Cluster:
     """The tiers of a file on the accelerators and hosts of a known cluster."""
     base = load_cluster(like)
     switch = ranks_per_host if ranks_per_host % base.host.accelerators_per_pcie_switch else None
@@ -31,7 +31,7 @@ def filled(name: str, description: str, like: str, tiers: list[Tier], ranks: int
     )
     return replace(
         base,
-        name=name,
+        name=path.stem,
         description=f"{description}; accelerators and hosts assumed to be those of {like}",
         host=host,
         tiers=tuple(tiers),

@@ -6,17 +6,28 @@ What such a file does not say (accelerators, hosts) is taken from a named cluste
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Protocol
 
 from nestpipe.base import TopologyError
 from topologies.cluster import Cluster, load_cluster, names
-from topologies.imports.astra import import_astra
+from topologies.imports import astra, nccl, simai
 from topologies.imports.filled import read_text
-from topologies.imports.nccl import import_nccl
-from topologies.imports.simai import import_simai
 
-__all__ = ["import_astra", "import_nccl", "import_simai", "import_topology", "load_topology"]
+__all__ = ["import_topology", "load_topology"]
 
 
+class Importer(Protocol):
+    """What the module of a format has to define."""
+
+    def sniff(self, path: Path, text: str, /) -> bool:
+        """Whether the file is of this format."""
+
+    def read(self, path: Path, text: str, like: str, /) -> Cluster:
+        """The cluster; what the file does not say is that of `like`."""
+
+
+# asked in this order
+_FORMATS: tuple[Importer, ...] = (nccl, simai, astra)
 _OURS = ("nestpipe-topology", "accelerator:")  # one of these is in every description of our own, even in a wrong one
 
 
@@ -27,16 +38,12 @@ def import_topology(path: Path, like: str = "dgx_h100") -> Cluster:
         like: name of the catalogue whose accelerator and host fill in what the file does not say
 
     Raises:
-        TopologyError: unknown format, or a value that cannot be.
+        TopologyError: unknown format, or an invalid value.
     """
     text = read_text(path)
-    if text.lstrip().startswith("<"):
-        return import_nccl(path, like)
-    first = text.lstrip().splitlines()[0].split() if text.strip() else []
-    if len(first) == 6 and all(part.isdigit() for part in first[:5]):
-        return import_simai(path, like)
-    if path.suffix in (".yml", ".yaml", ".json"):
-        return import_astra(path, like)
+    for reader in _FORMATS:
+        if reader.sniff(path, text):
+            return reader.read(path, text, like)
     raise TopologyError(f"{path}: neither an ASTRA-sim network, a SimAI topology nor NCCL topology XML")
 
 

@@ -9,10 +9,10 @@ from xml.etree import ElementTree
 
 from nestpipe.base import TopologyError
 from topologies.cluster import Cluster, TierKind, load_cluster
-from topologies.imports.filled import filled, read_text
+from topologies.imports.filled import filled
 from topologies.reading import Quantity
 
-__all__ = ["import_nccl"]
+__all__ = ["read", "sniff"]
 
 _LANE_BYTES_PER_S = {  # PCI-SIG: GT/s to bytes/s of one lane after 8b/10b or 128b/130b coding
     2.5: 0.25e9,
@@ -42,13 +42,20 @@ def _pcie_rate(element: ElementTree.Element, where: str) -> tuple[float, str]:
     return _LANE_BYTES_PER_S[rate] * lanes, assumed
 
 
-def import_nccl(path: Path, like: str = "dgx_h100") -> Cluster:
+def sniff(_path: Path, text: str) -> bool:
+    """Whether this is XML."""
+    return text.lstrip().startswith("<")
+
+
+def read(path: Path, text: str, like: str) -> Cluster:
     """One node from an NCCL or RCCL topology XML: GPUs by PCI class or `gpu` element, NICs, PCIe switches, xGMI links.
 
     Source: NCCL src/graph/xml.cc; classes 0x0302 and 0x1200 are GPUs, 0x0207 InfiniBand, 0x0200 Ethernet, 0x0604
     bridges.
+
+    Raises:
+        TopologyError: invalid XML, or no GPU in it.
     """
-    text = read_text(path)
     try:
         root = ElementTree.fromstring(text)
     except ElementTree.ParseError as error:
@@ -67,7 +74,7 @@ def import_nccl(path: Path, like: str = "dgx_h100") -> Cluster:
     shared = max([n for n in switches if n and len(gpus) % n == 0], default=1)
     base = load_cluster(like)
     links = [e for e in root.iter() if e.tag in ("xgmi", "nvlink")]
-    name, source = path.stem, f"{assumed}{path.name}: link_speed x link_width, less coding"
+    source = f"{assumed}{path.name}: link_speed x link_width, less coding"
     tier = base.tiers[0]
     if any(e.tag == "xgmi" for e in links) and len(links) == len(gpus) * (len(gpus) - 1):
         rate = Quantity(64e9, "AMD MI300X datasheet: 128 GB/s a link over two directions; the file has no speed")
@@ -75,8 +82,8 @@ def import_nccl(path: Path, like: str = "dgx_h100") -> Cluster:
     else:
         kept = Quantity(tier.bandwidth_bytes_per_s.value if tier.bandwidth_bytes_per_s else lane, f"assumed: as {like}")
         tier = replace(tier, kind=TierKind.SWITCH, ranks_per_group=None, bandwidth_bytes_per_s=kept)
-    cluster = filled(name, f"one node of {len(gpus)} GPUs and {len(nics)} NICs, imported from NCCL XML", like, [tier],
-                      len(gpus), len(gpus))  # fmt: skip
+    description = f"one node of {len(gpus)} GPUs and {len(nics)} NICs, imported from NCCL XML"
+    cluster = filled(path, description, like, [tier], len(gpus), len(gpus))
     host = replace(
         cluster.host,
         accelerators_per_pcie_switch=shared,

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from nestpipe.base import BITS_PER_BYTE, TopologyError, ms_to_ns, s_to_ns, us_to_ns
 from topologies.cluster import Cluster, Tier, TierKind
-from topologies.imports.filled import filled, read_text
+from topologies.imports.filled import filled
 from topologies.reading import Quantity
 
-__all__ = ["import_simai"]
+__all__ = ["read", "sniff"]
 
 _RATE = re.compile(r"^\s*([0-9.]+(?:[eE][-+]?[0-9]+)?)\s*([kKMGT]?)(bps|Bps)\s*$")
 _TIME = re.compile(r"^\s*([0-9.]+(?:[eE][-+]?[0-9]+)?)\s*(ns|us|ms|s)\s*$")
@@ -37,13 +37,22 @@ def _delay_ns(text: str, where: str) -> float:
     return {"ns": lambda v: float(v), "us": us_to_ns, "ms": ms_to_ns, "s": s_to_ns}[match[2]](value)
 
 
-def import_simai(path: Path, like: str = "dgx_h100") -> Cluster:
+def sniff(_path: Path, text: str) -> bool:
+    """Whether the first line is a header: five whole numbers and the GPU type."""
+    first = text.lstrip().partition("\n")[0].split()
+    return len(first) == 6 and all(part.isdigit() for part in first[:5])
+
+
+def read(path: Path, text: str, like: str) -> Cluster:
     """A SimAI (ns-3) topology: a header, the switches, and a line per link.
 
     GPUs must hang on an NVSwitch of their server and on one access switch; access switches of one level above are
     joined by a trunk whose bandwidth is the sum of their uplinks.
+
+    Raises:
+        TopologyError: an invalid line, or GPUs that are not all linked alike.
     """
-    lines = [line.split() for line in read_text(path).splitlines() if line.strip() and not line.startswith("#")]
+    lines = [line.split() for line in text.splitlines() if line.strip() and not line.startswith("#")]
     if len(lines) < 2 or len(lines[0]) != 6:
         raise TopologyError(f"{path}: line 1 must be: nodes gpus_per_server nvswitches switches links gpu_type")
     try:
@@ -77,7 +86,7 @@ def import_simai(path: Path, like: str = "dgx_h100") -> Cluster:
     if len(inner) > 1 or len(outer) != 1:
         raise TopologyError(f"{path}: all GPUs must have links of one speed, got {len(inner)} and {len(outer)} kinds")
     found = _simai_tiers(path, per_server, gpus, inner, outer, access, uplink, (up_rate, up_delay))
-    return filled(path.stem, f"imported from SimAI ({lines[0][5]})", like, found, gpus, min(per_server, gpus))
+    return filled(path, f"imported from SimAI ({lines[0][5]})", like, found, gpus, min(per_server, gpus))
 
 
 def _link(row: list[str], nodes: int, where: str) -> tuple[int, int, float, float]:

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from nestpipe.base import TraceError
 from traces.keys.nets import Nets, Stack, leaders, merge
-from traces.keys.sets import CodedStream, KeySets
+from traces.keys.sets import CodedStream
 from traces.keys.stream import KeyStream
 
 __all__ = ["cluster_keys", "cluster_stream", "clustered_order", "duplicate_rows"]
@@ -168,14 +168,10 @@ def clustered_order(micro_batch: Int, batch: int) -> Int:
 
 def duplicate_rows(stream: KeyStream, batch: int, micro_batch: Int, num_micro_batches: int) -> Int:
     """Rows that the micro-batches of each batch send beyond the unique keys of the batch: int64 (batches,)."""
-    part = stream.slice(0, len(micro_batch))
-    batches = part.num_samples // batch
-    coded = CodedStream.of(part)
-    sample = part.sample_of_lookup()
-    group = sample // batch * num_micro_batches + micro_batch[sample]
-    sent = KeySets.of(group, coded.code, batches * num_micro_batches, len(coded.keys)).sizes()
+    coded = CodedStream.of(stream.slice(0, len(micro_batch)))
+    sent = coded.micro_batch_sets(batch, micro_batch, num_micro_batches).sizes()
     least = coded.sets(batch).sizes()
-    return np.asarray(sent.reshape(batches, num_micro_batches).sum(axis=1) - least, dtype=np.int64)
+    return np.asarray(sent.reshape(-1, num_micro_batches).sum(axis=1) - least, dtype=np.int64)
 
 
 def _cluster_stack(stack: Stack, num_micro_batches: int, rng: np.random.Generator) -> Int:

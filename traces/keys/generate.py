@@ -9,7 +9,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from traces.keys.stream import KeyStream
+from traces.keys.stream import KeyStream, offsets_of
 
 __all__ = ["Bag", "ZipfFeature", "criteo_like", "generate_stream", "zipf_ranks"]
 
@@ -54,7 +54,7 @@ class ZipfFeature:
 def generate_stream(features: Sequence[ZipfFeature], num_samples: int, rng: np.random.Generator) -> KeyStream:
     """Independent samples; the value of a lookup is its key's popularity rank from 0. Same seed, same stream."""
     lengths = np.stack([_bag_sizes(feature, num_samples, rng) for feature in features], axis=1)
-    offsets = np.concatenate([[0], np.cumsum(lengths.ravel())]).astype(np.int64)
+    offsets = offsets_of(lengths.ravel())
     column = np.repeat(np.tile(np.arange(len(features)), num_samples), lengths.ravel())
     values = np.empty(len(column), dtype=np.uint64)
     for index, feature in enumerate(features):

@@ -10,6 +10,7 @@ from scipy import sparse
 from scipy.sparse.csgraph import connected_components
 
 from nestpipe.base import split_evenly
+from traces.keys.stream import offsets_of
 
 __all__ = ["Nets", "Stack", "leaders", "merge"]
 
@@ -35,7 +36,7 @@ class Nets:
 
     @classmethod
     def of(cls, size: Int, sample: NDArray[np.int32], num_samples: int) -> Nets:
-        start = np.concatenate([[0], np.cumsum(size)]).astype(np.int32)
+        start = offsets_of(size).astype(np.int32)
         ones = np.ones(len(sample), dtype=np.float32)
         by_key = sparse.csr_matrix((ones, sample, start), shape=(len(size), num_samples))
         return cls(size=size, sample=sample, by_key=by_key, by_sample=by_key.T.tocsr())

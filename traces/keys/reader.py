@@ -21,22 +21,10 @@ import pyarrow.csv as pcsv  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from nestpipe.base import TraceError, unknown_name
-from traces.keys.layout import (
-    KeyFileLayout,
-    KeyFormat,
-    check_indices,
-    detect_layout,
-    is_index,
-    open_key_file,
-    readable,
-)
-from traces.keys.stream import (
-    KeyStream,
-    join_streams,
-    text_key,
-)
+from traces.keys.layout import KeyFileLayout, KeyFormat, check_indices, detect_layout, is_index, open_key_file, readable
+from traces.keys.stream import KeyStream, join_streams, offsets_of, text_key
 
-__all__ = ["KeyFileLayout", "KeyFormat", "detect_layout", "iter_keys", "read_keys"]
+__all__ = ["KeyFileLayout", "KeyFormat", "detect_layout", "read_keys"]
 
 _BLOCK_BYTES = 1 << 22
 
@@ -84,16 +72,6 @@ def read_keys(
             f"{whole.source}: no keys in {whole.num_samples} samples; expected at least one non-empty cell"
         )
     return whole
-
-
-def iter_keys(path: str | Path, *, columns: Sequence[str] | None = None) -> Iterator[KeyStream]:
-    """The stream of a file in pieces of a few MB, in file order and bounded memory; arguments as `read_keys`.
-
-    For slot files each piece has the slots that appear in it; `concat_streams` unites them.
-    """
-    wanted = None if columns is None else tuple(dict.fromkeys(columns))
-    for stream, _ in _iter_parts(Path(path), wanted, None):
-        yield stream
 
 
 def _iter_parts(
@@ -156,7 +134,7 @@ def _from_columns(path: Path, names: tuple[str, ...], cells: list[pa.StringArray
     columns = [_cell_keys(column) for column in cells]
     present = np.stack([mask for _, mask in columns], axis=1)
     values = np.stack([keys for keys, _ in columns], axis=1)[present]
-    offsets = np.concatenate([[0], np.cumsum(present.ravel())]).astype(np.int64)
+    offsets = offsets_of(present.ravel())
     return KeyStream(features=names, values=values, offsets=offsets, source=path.name)
 
 
@@ -203,7 +181,7 @@ def _index_parts(path: Path, layout: KeyFileLayout) -> Iterator[KeyStream]:
         values = _integers([token for row in rows for token in row])
         lengths = np.array([len(row) for row in rows], dtype=np.int64)
         lengths = lengths[lengths > 0] if layout.delimiter is None else lengths
-        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        offsets = offsets_of(lengths)
         yield KeyStream(features=("index",), values=values, offsets=offsets, source=path.name)
 
 
@@ -249,7 +227,7 @@ def _from_triples(
     bag = samples * len(features) + column
     order = np.argsort(bag, kind="stable")
     counts = np.bincount(bag, minlength=num_samples * len(features))
-    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    offsets = offsets_of(counts)
     return KeyStream(features=features, values=keys[order], offsets=offsets, source=path.name)
 
 

@@ -16,14 +16,13 @@ import numpy as np
 from nestpipe.base import TraceError
 from traces.keys.clustering import cluster_stream
 from traces.keys.reader import detect_layout, read_keys
+from traces.keys.sets import CodedStream, MicroBatchDuplication, micro_batch_duplication
 from traces.keys.stats import (
-    CodedStream,
+    EXTRAPOLATED_FROM,
     KeyStatistics,
-    MicroBatchDuplication,
     extrapolated_statistics,
     key_statistics,
     largest_world_size,
-    micro_batch_duplication,
     resample,
 )
 from traces.keys.stream import KeyStream, group_sequences
@@ -32,8 +31,6 @@ __all__ = ["KeyFiles", "KeyRatios", "duplication_of", "read_key_files", "statist
 
 #: Micro-batches are formed of so many batches of a stream at most, evenly spread.
 CLUSTERED_BATCHES: Final = 64
-#: Fewest batches of one rank from which a cluster's statistics are extrapolated.
-_EXTRAPOLATED_FROM: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +111,7 @@ def duplication_of(
         batch=batch,
         micro_batches=micro_batches,
         rng=np.random.default_rng(seed),
-        cluster=lambda *those: cluster_stream(*those, seed=seed),
+        clustering=lambda *those: cluster_stream(*those, seed=seed),
     )
     return found, note
 
@@ -152,10 +149,10 @@ def statistics_at(
             f"{short}: resampled with replacement, seed {seed}; unique keys are low bounds, overlaps high ones"
         )
     batches, fits = stream.num_samples // batch, largest_world_size(stream, batch)
-    if batches < _EXTRAPOLATED_FROM:
+    if batches < EXTRAPOLATED_FROM:
         raise TraceError(
             f"{stream.source}: {short}, and {batches} batches of one rank are too few to extrapolate from, which needs "
-            f"{_EXTRAPOLATED_FROM}; use a smaller batch, or resample"
+            f"{EXTRAPOLATED_FROM}; use a smaller batch, or resample"
         )
     found = extrapolated_statistics(stream, batch=batch, world_size=world_size, duplication=duplication)
     return found, (

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 
 from nestpipe.base import TraceError
-from traces.keys.stream import KeyStream
+from traces.keys.stream import KeyStream, offsets_of
 
 __all__ = [
     "CodedStream",
@@ -130,6 +130,12 @@ class CodedStream:
         """The key sets of consecutive runs of `samples` samples."""
         return KeySets.of_runs(self.runs(samples, num_runs), self.code, len(self.keys))
 
+    def micro_batch_sets(self, batch: int, micro_batch: NDArray[np.int64], micro_batches: int) -> KeySets:
+        """The key sets of each batch's micro-batches, of which `micro_batch` names that of each sample."""
+        sample = _numbered(self.sample_offsets, 0, self.num_samples)
+        group = sample // batch * micro_batches + micro_batch[sample]
+        return KeySets.of(group, self.code, self.num_samples // batch * micro_batches, len(self.keys))
+
     def row_keys(self) -> NDArray[np.uint64]:
         """The key of each lookup: uint64 (lookups,)."""
         return self.keys[self.code]
@@ -149,7 +155,7 @@ class CodedStream:
     def take(self, samples: NDArray[np.int64]) -> CodedStream:
         """The given samples in the given order; a sample may appear more than once."""
         lengths = np.diff(self.sample_offsets)[samples]
-        first = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        first = offsets_of(lengths)
         code = np.empty(first[-1], dtype=np.int32)
         for start, stop in pieces(first):
             low, high = first[start], first[stop]
@@ -248,7 +254,7 @@ class KeySets:
             codes.append(self.code[here][hit])
             counts.append(self.count[here][hit])
         return KeySets(
-            bounds=np.concatenate([[0], np.cumsum(sizes)]),
+            bounds=offsets_of(sizes),
             code=np.concatenate(codes),
             count=np.concatenate(counts),
             num_codes=self.num_codes,
@@ -365,7 +371,7 @@ def micro_batch_duplication(
     batch: int,
     micro_batches: int,
     rng: np.random.Generator,
-    cluster: Assign | None = None,
+    clustering: Assign | None = None,
 ) -> MicroBatchDuplication:
     """How many rows micro-batches send twice, in order, at random and clustered, over the stream's batches of `batch`.
 
@@ -374,7 +380,7 @@ def micro_batch_duplication(
         batch: samples of a rank's batch.
         micro_batches: N, at most `batch`; micro-batch sizes differ by at most one sample.
         rng: deals the random order.
-        cluster: `traces.keys.clustering.cluster_stream`: from stream, batch and N the micro-batch of each sample.
+        clustering: `traces.keys.clustering.cluster_stream`: from stream, batch and N the micro-batch of each sample.
 
     Raises:
         TraceError: the stream has no full batch, or N is out of range.
@@ -385,12 +391,10 @@ def micro_batch_duplication(
     if batches < 1:
         raise TraceError(f"{stream.source}: {stream.num_samples} samples do not fill one batch of {batch}")
     coded = CodedStream.of(stream).slice(0, batches * batch)
-    sample = _numbered(coded.sample_offsets, 0, coded.num_samples)
     base = coded.sets(batch).sizes()
 
     def sent(micro_batch: NDArray[np.int64]) -> KeySets:
-        group = sample // batch * micro_batches + micro_batch[sample]
-        return KeySets.of(group, coded.code, batches * micro_batches, len(coded.keys))
+        return coded.micro_batch_sets(batch, micro_batch, micro_batches)
 
     def factor(sets: KeySets) -> float:
         return mean_ratio(sets.sizes().reshape(batches, micro_batches).sum(axis=1), base) or 1.0
@@ -402,6 +406,6 @@ def micro_batch_duplication(
         num_micro_batches=micro_batches,
         in_order=factor(plain),
         random=factor(sent(shuffled)),
-        clustered=None if cluster is None else factor(sent(cluster(coded, batch, micro_batches))),
+        clustered=None if clustering is None else factor(sent(clustering(coded, batch, micro_batches))),
         unique_ratio=mean_ratio(plain.sizes(), plain.lookups()) or 1.0,
     )

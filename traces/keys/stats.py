@@ -14,30 +14,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nestpipe.base import TraceError
-from traces.keys.sets import (
-    CodedStream,
-    KeySets,
-    MicroBatchDuplication,
-    StreamStatistics,
-    mean_ratio,
-    micro_batch_duplication,
-    stream_statistics,
-)
+from traces.keys.sets import CodedStream, KeySets, MicroBatchDuplication, mean_ratio
 from traces.keys.stream import KeyStream, owner_of
 
 __all__ = [
-    "CodedStream",
+    "EXTRAPOLATED_FROM",
     "KeyStatistics",
-    "MicroBatchDuplication",
-    "StreamStatistics",
     "extrapolated_statistics",
     "key_statistics",
     "largest_world_size",
-    "micro_batch_duplication",
     "resample",
     "split_matrix",
-    "stream_statistics",
 ]
+
+#: Fewest batches of one rank from which statistics are extrapolated.
+EXTRAPOLATED_FROM: Final = 4
 
 _RESAMPLED_LOOKUPS_MAX: Final = 100_000_000
 
@@ -250,8 +241,11 @@ def extrapolated_statistics(
         TraceError: the stream has fewer than four batches.
     """
     batches = stream.num_samples // batch if batch > 0 else 0
-    if batches < 4:
-        raise TraceError(f"{stream.source}: {batches} batches of {batch} samples are too few to extrapolate; needs 4")
+    if batches < EXTRAPOLATED_FROM:
+        raise TraceError(
+            f"{stream.source}: {batches} batches of {batch} samples are too few to extrapolate; "
+            f"needs {EXTRAPOLATED_FROM}"
+        )
     coded = CodedStream.of(stream)
     owner = owner_of(coded.keys, world_size)
     present = np.bincount(coded.sets(batch).code, minlength=len(coded.keys)) / batches

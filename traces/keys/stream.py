@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,10 +14,10 @@ from nestpipe.base import TraceError, unknown_name
 
 __all__ = [
     "KeyStream",
-    "concat_streams",
     "group_sequences",
     "join_streams",
     "mix64",
+    "offsets_of",
     "owner_of",
     "row_keys",
     "text_key",
@@ -171,12 +172,7 @@ class KeyStream:
 
     def take(self, samples: NDArray[np.int64]) -> KeyStream:
         """The given samples in the given order; a sample may appear more than once."""
-        width = len(self.features)
-        bags = (np.asarray(samples, dtype=np.int64)[:, None] * width + np.arange(width)).ravel()
-        lengths = np.diff(self.offsets)[bags]
-        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-        pick = np.repeat(self.offsets[:-1][bags] - offsets[:-1], lengths) + np.arange(offsets[-1])
-        return replace(self, values=self.values[pick], offsets=offsets)
+        return self._gather(np.asarray(samples, dtype=np.int64), np.arange(len(self.features)))
 
     def select(self, features: Sequence[str]) -> KeyStream:
         """The same samples with only these features, in this order."""
@@ -186,21 +182,32 @@ class KeyStream:
         if tuple(features) == self.features:
             return self
         columns = np.array([self.features.index(name) for name in features], dtype=np.int64)
-        width = len(self.features)
-        bags = (np.arange(self.num_samples, dtype=np.int64)[:, None] * width + columns).ravel()
+        return self._gather(np.arange(self.num_samples, dtype=np.int64), columns)
+
+    def _gather(self, samples: NDArray[np.int64], columns: NDArray[np.int64]) -> KeyStream:
+        """The bags of these samples and features, in this order."""
+        bags = (samples[:, None] * len(self.features) + columns).ravel()
         lengths = np.diff(self.offsets)[bags]
-        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        offsets = offsets_of(lengths)
         pick = np.repeat(self.offsets[:-1][bags] - offsets[:-1], lengths) + np.arange(offsets[-1])
-        return replace(self, features=tuple(features), values=self.values[pick], offsets=offsets)
+        features = tuple(self.features[column] for column in columns)
+        return replace(self, features=features, values=self.values[pick], offsets=offsets)
 
 
-def concat_streams(streams: Sequence[KeyStream]) -> KeyStream:
-    """One stream after the other; features are united in order of first appearance, missing ones are empty bags."""
-    return join_streams(list(streams))
+def offsets_of(lengths: NDArray[Any]) -> NDArray[np.int64]:
+    """Where runs of these lengths start and the last one ends: int64 (runs + 1,).
+
+    >>> offsets_of(np.array([2, 0, 3])).tolist()
+    [0, 2, 2, 5]
+    """
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
 
 
 def join_streams(streams: list[KeyStream]) -> KeyStream:
-    """The same as `concat_streams`, emptying the list meanwhile: takes little more memory than the result."""
+    """One stream after the other; features are united in order of first appearance, missing ones are empty bags.
+
+    Empties the list meanwhile, so that it takes little more memory than the result.
+    """
     if not streams:
         raise ValueError("need at least one stream to join")
     features = tuple(dict.fromkeys(name for stream in streams for name in stream.features))
@@ -225,7 +232,7 @@ def _widen(stream: KeyStream, features: tuple[str, ...]) -> KeyStream:
     lengths = np.zeros((stream.num_samples, len(features)), dtype=np.int64)
     lengths[:, position] = np.diff(stream.offsets).reshape(stream.num_samples, -1)
     order = np.lexsort((position[stream.feature_of_lookup()], stream.sample_of_lookup()))
-    offsets = np.concatenate([[0], np.cumsum(lengths.ravel())]).astype(np.int64)
+    offsets = offsets_of(lengths.ravel())
     return replace(stream, features=features, values=stream.values[order], offsets=offsets)
 
 
@@ -261,7 +268,7 @@ def group_sequences(stream: KeyStream, user: str, item: str, length: int) -> Key
     values = np.empty(len(is_item), dtype=np.uint64)
     values[is_item] = items[order][pick]
     values[~is_item] = users[order][first]
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    offsets = offsets_of(lengths)
     return KeyStream(
         features=(user, item), values=values, offsets=offsets, source=f"{stream.source} (sequences of {length})"
     )

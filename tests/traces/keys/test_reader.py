@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from nestpipe.base.errors import TraceError
 from tests.paths import SHARED_DATA
 from traces.keys.generate import Bag, ZipfFeature, generate_stream, zipf_ranks
-from traces.keys.reader import KeyFormat, detect_layout, iter_keys, read_keys
-from traces.keys.stream import KeyStream, concat_streams, group_sequences, mix64, owner_of, row_keys, text_key
+from traces.keys.reader import KeyFormat, detect_layout, read_keys
+from traces.keys.stream import KeyStream, group_sequences, join_streams, mix64, owner_of, row_keys, text_key
 
 SHARED = SHARED_DATA / "real"
 KEYS = SHARED / "keys"
@@ -63,11 +63,11 @@ def test_a_report_that_is_no_key_file_is_refused() -> None:
 
 
 @needs_shared
-def test_streamed_pieces_are_the_whole_file() -> None:
+def test_a_file_read_in_pieces_is_the_whole_file(monkeypatch: pytest.MonkeyPatch) -> None:
     path = KEYS / "criteo_tb_recis_part-0.csv.gz"
-    pieces = list(iter_keys(path))
     whole = read_keys(path)
-    joined = concat_streams(pieces)
+    monkeypatch.setattr("traces.keys.reader._BLOCK_BYTES", 1 << 15)
+    joined = read_keys(path)
     assert np.array_equal(joined.values, whole.values)
     assert np.array_equal(joined.offsets, whole.offsets)
 
@@ -296,7 +296,7 @@ def test_streams_with_other_features_are_united() -> None:
     two = KeyStream(
         features=("b", "a"), values=np.array([2, 3], dtype=np.uint64), offsets=np.array([0, 1, 2]), source="y"
     )
-    both = concat_streams([one, two])
+    both = join_streams([one, two])
     assert both.features == ("a", "b")
     assert bags(both) == [[[1], []], [[3], [2]]]
 

@@ -21,14 +21,13 @@ from nestpipe.cli.keys import cluster, keys
 from tests.paths import SHARED_DATA
 from traces.keys.generate import Bag, ZipfFeature, criteo_like, generate_stream
 from traces.keys.reader import read_keys
+from traces.keys.sets import micro_batch_duplication, stream_statistics
 from traces.keys.stats import (
     extrapolated_statistics,
     key_statistics,
     largest_world_size,
-    micro_batch_duplication,
     resample,
     split_matrix,
-    stream_statistics,
 )
 from traces.keys.stream import KeyStream, owner_of
 
@@ -183,7 +182,7 @@ def test_micro_batches_send_a_row_once_each() -> None:
     stream = KeyStream(features=("f",), values=values, offsets=np.arange(5), source="test")
     rng = np.random.default_rng(0)
     found = micro_batch_duplication(
-        stream, batch=4, micro_batches=2, rng=rng, cluster=lambda *_: np.array([0, 1, 0, 1])
+        stream, batch=4, micro_batches=2, rng=rng, clustering=lambda *_: np.array([0, 1, 0, 1])
     )
     assert (found.in_order, found.clustered) == (2.0, 1.0)
     assert micro_batch_duplication(stream, batch=4, micro_batches=1, rng=rng).in_order == 1.0

@@ -15,7 +15,8 @@ from nestpipe.base.units import NS_PER_S
 from nestpipe.ir import OpKind
 from traces.keys.clustering import cluster_stream
 from traces.keys.generate import criteo_like, generate_stream
-from traces.keys.stats import key_statistics, micro_batch_duplication
+from traces.keys.sets import micro_batch_duplication
+from traces.keys.stats import key_statistics
 from traces.table import make_table
 from traces.workloads.models import PRESETS, WorkloadModel, dlrm, fuxi_alpha, hstu, preset
 from traces.workloads.synthesis import SYNTHETIC_COLUMNS, AcceleratorRates, key_counts, synthesise
@@ -186,7 +187,7 @@ def test_key_statistics_drive_keys_and_bytes() -> None:
     model = preset("dlrm")
     stream = generate_stream(criteo_like(), 64 * 16, np.random.default_rng(0))
     duplication = micro_batch_duplication(
-        stream, batch=64, micro_batches=4, rng=np.random.default_rng(0), cluster=cluster_stream
+        stream, batch=64, micro_batches=4, rng=np.random.default_rng(0), clustering=cluster_stream
     )
     statistics = key_statistics(stream, batch=64, world_size=8, duplication=(duplication,))
     counts = key_counts(model, 64, 4, statistics)
