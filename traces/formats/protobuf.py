@@ -5,14 +5,12 @@ Source: Protocol Buffers, Encoding (protobuf.dev/programming-guides/encoding).
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
 __all__ = [
     "Field",
     "WireError",
-    "double_field",
     "fields",
     "message",
     "signed",
@@ -123,11 +121,6 @@ def fields(data: bytes) -> Iterator[Field]:
 def uint_field(number: int, value: int) -> bytes:
     """A varint field (uint, int, bool, enum)."""
     return varint(number << 3 | VARINT) + varint(value)
-
-
-def double_field(number: int, value: float) -> bytes:
-    """A double field."""
-    return varint(number << 3 | FIXED64) + struct.pack("<d", value)
 
 
 def message(number: int, body: bytes) -> bytes:

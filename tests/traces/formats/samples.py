@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from nestpipe.timeline.timeline import COLUMNS as TIMELINE_COLUMNS
+from traces.formats.importing import Imported, import_traces
 
 MAIN, AUTOGRAD = 100, 101
 
@@ -255,3 +262,59 @@ def samples() -> dict[str, bytes]:
         "table_csv": b"nccl_dtype,num_gpus,message_size,op_name,latency\nhalf,4,128,all_to_all,0.005\n",
         "chakra": chakra_bytes(),
     }
+
+
+def write(path: Path, document: Any) -> Path:
+    """A file of bytes, of text, or of a document as JSON."""
+    data = document if isinstance(document, str | bytes) else json.dumps(document)
+    path.write_bytes(data if isinstance(data, bytes) else data.encode())
+    return path
+
+
+def load(tmp_path: Path, document: Any, name: str = "trace.json", **options: Any) -> Imported:
+    """What importing this document gives."""
+    return import_traces([write(tmp_path / name, document)], **options)
+
+
+def rank_of(imported: Imported) -> dict[str, Any]:
+    """The summary of the only rank."""
+    (rank,) = imported.summary["ranks"]
+    return dict(rank)
+
+
+STREAMS = ("h2d", "comm", "compute", "host")
+
+
+def timeline(ranks: int = 2, steps: int = 4, seed: int = 3) -> pd.DataFrame:
+    """A Timeline of a nested pipeline: two micro-batches, exchanges beside compute, lookups on the host; odd times."""
+    rng = np.random.default_rng(seed)
+    rows: list[dict[str, Any]] = []
+    for rank in range(ranks):
+        free = dict.fromkeys(STREAMS, 1000 * rank)
+        for step in range(steps):
+            ready = max(free.values()) - 1_500_000 if step else 0
+            plan = [
+                ("h2d", "copy_h2d", step + 1, None),
+                ("host", "lookup", step + 1, None),
+                ("h2d", "sync", step + 1, None),
+            ]
+            for micro in (0, 1):
+                plan += [("comm", "all_to_all[rows]", step, micro), ("compute", "forward", step, micro)]
+                plan += [("compute", "backward", step, micro), ("comm", "all_to_all[grads]", step, micro)]
+            plan += [("comm", "all_reduce", step, None), ("compute", "update", step, None)]
+            for stream, kind, batch, micro in plan:
+                start = max(free[stream], ready) + int(rng.integers(0, 30_000))
+                end = free[stream] = start + int(rng.integers(800_000, 4_000_000))
+                op = f"{kind} {batch}" + ("" if micro is None else f".{micro}")
+                sizes = {"bytes": 4096 if stream == "comm" else None, "keys": None, "unique_keys": None, "wait_ns": 0}
+                known = {
+                    "step": step,
+                    "batch": batch,
+                    "micro_batch": micro,
+                    "rank": rank,
+                    "stream": stream,
+                    "kind": kind,
+                }
+                rows.append({**known, "op": op, "start_ns": start, "end_ns": end, **sizes})
+    frame = pd.DataFrame(rows, columns=list(TIMELINE_COLUMNS))
+    return frame.astype(dict.fromkeys(("micro_batch", "bytes", "keys", "unique_keys"), "Int64"))
