@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -23,11 +24,10 @@ from executor.data import (
     TableSpec,
     cluster_by_keys,
 )
-from executor.models import DLRM, FuXiBlock, HSTUBlock, Model, OptimizerKind, SequenceModel
+from executor.models import DLRM, FuXiBlock, HSTUBlock, Model, SequenceModel
+from executor.options import option
 from executor.runtime import (
     Delay,
-    NanPolicy,
-    Precision,
     ProcessGroups,
     Settings,
     Trainer,
@@ -41,7 +41,7 @@ from nestpipe.ir import Loop, with_micro_batches
 from nestpipe.schedules import load
 from traces.keys import detect_layout, read_keys, zipf_ranks
 
-__all__ = ["CommDtype", "ModelKind", "RunOptions", "load_loop", "make_trainer", "user_sequences"]
+__all__ = ["ModelKind", "RunOptions", "load_loop", "make_trainer", "user_sequences"]
 
 
 _SEQUENCE_COLUMNS: Final = (("userId", "movieId", "timestamp"), ("user_id", "video_id", "time_ms"))
@@ -55,79 +55,67 @@ class ModelKind(StrEnum):
     FUXI = "fuxi"
 
 
-class CommDtype(StrEnum):
-    """The dtype in which rows and gradients travel."""
+_SCHEDULE: Final = "Schedule"
+_MODEL: Final = "Model"
+_DATA: Final = "Data"
+_DEVICE: Final = "Emulation"
 
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
-    FLOAT16 = "float16"
+
+def _steps(text: str) -> int | None:
+    return int(text) or None
+
+
+def _widths(text: str) -> tuple[int, ...]:
+    if not all(part.strip().isdigit() and int(part) > 0 for part in text.split(",")):
+        raise ExecutorError(f"--hidden must be positive widths such as 64 or 256,64, got {text!r}")
+    return tuple(int(part) for part in text.split(","))
+
+
+def _delays(texts: Sequence[str]) -> tuple[Delay, ...]:
+    return tuple(map(Delay.parse, texts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions:
-    """Everything a run is made of.
+class RunOptions(Settings):
+    """Everything that a run is made of. Command line, tests and benchmarks make trainers of it."""
 
-    Attributes:
-        schedule: catalogue name or file.
-        model: which model.
-        steps: batches to train; None trains until the data end.
-        batch_size: samples per rank and batch.
-        micro_batches: per batch; None takes the schedule's.
-        dim: row width of the tables.
-        num_rows: rows of each table.
-        num_tables: tables of a DLRM on synthetic data; a key file brings its own.
-        layers, heads, max_length, num_negatives: of the sequence models.
-        hidden: widths of the DLRM's hidden layers.
-        data: key file, or MovieLens ratings or a KuaiRand log for sequences; None generates Zipf keys.
-        exponent: of the Zipf law.
-        mean_length: mean keys per bag of the generated data.
-        pooling: of the DLRM's bags.
-        weighted: generate a weight for every key of a DLRM, and multiply its row by it.
-        epochs: passes over the sequences of a file.
-        cluster: put samples that share keys into the same micro-batch.
-        comm_dtype: of rows and gradients on the wire.
-        allow_staleness: how stale rows may be.
-        checked: refuse schedules that the checks reject; off only to show what goes wrong.
-        delays: waits before ops.
-        emulated: a device that the local ops wait for; None for a real run.
-    """
-
-    schedule: str = "nestpipe"
-    model: ModelKind = ModelKind.DLRM
-    steps: int | None = 20
-    batch_size: int = 256
-    micro_batches: int | None = None
-    dim: int = 32
-    num_rows: int = 100_000
-    num_tables: int = 4
-    layers: int = 2
-    heads: int = 2
-    max_length: int = 50
-    num_negatives: int = 32
-    hidden: tuple[int, ...] = (64,)
-    data: Path | None = None
-    exponent: float = 1.05
-    mean_length: float = 2.0
-    pooling: Pooling = Pooling.SUM
-    weighted: bool = False
-    epochs: int = 1
-    seed: int = 0
-    cluster: bool = False
-    optimizer: OptimizerKind = OptimizerKind.ROWWISE_ADAGRAD
-    lr: float = 0.05
-    dense_lr: float = 0.01
-    domain_size: int | None = None
-    comm_dtype: CommDtype = CommDtype.FLOAT32
-    loss_scale: float = 1.0
-    nan: NanPolicy = NanPolicy.STOP
-    debug: bool = False
-    allow_staleness: int = 0
-    checked: bool = True
-    storage: Path | None = None
-    delays: tuple[Delay, ...] = ()
-    emulated: EmulatedDevice | None = None
+    schedule: str = option("nestpipe", "Catalogue name or file of schedule text.", group=_SCHEDULE)
+    micro_batches: int | None = option(None, "Per batch; the schedule's if not given.", group=_SCHEDULE)
+    allow_staleness: int = option(0, "Steps by which rows may be stale.", group=_SCHEDULE)
+    unchecked: bool = option(False, "Run a schedule that the checks reject, to see what happens.", group=_SCHEDULE)
+    steps: int | None = option(20, "Batches to train; 0 trains until the data end.", group=_SCHEDULE, parse=_steps)
+    model: ModelKind = option(ModelKind.DLRM, "Which model.", group=_MODEL)
+    dim: int = option(32, "Width of embedding rows.", group=_MODEL)
+    num_rows: int = option(100_000, "Rows of each table.", group=_MODEL)
+    num_tables: int = option(4, "Tables of a DLRM on generated data; a key file brings its own.", group=_MODEL)
+    hidden: tuple[int, ...] = option(
+        (64,), "Widths of the DLRM's hidden layers, comma-separated.", group=_MODEL, parse=_widths
+    )
+    pooling: Pooling = option(Pooling.SUM, "Of the DLRM's bags.", group=_MODEL)
+    layers: int = option(2, "Blocks of a sequence model.", group=_MODEL)
+    heads: int = option(2, "Attention heads.", group=_MODEL)
+    max_length: int = option(50, "Longest sequence, target included.", group=_MODEL)
+    num_negatives: int = option(32, "Sampled negatives of a sequence.", group=_MODEL)
+    data: Path | None = option(None, "Key file, MovieLens ratings or KuaiRand log; generated if none.", group=_DATA)
+    batch_size: int = option(256, "Samples per rank and batch.", group=_DATA, flag="--batch")
+    epochs: int = option(1, "Passes over the sequences of a file.", group=_DATA)
+    exponent: float = option(1.05, "Zipf exponent of generated keys.", group=_DATA)
+    mean_length: float = option(2.0, "Mean keys per bag of generated data.", group=_DATA)
+    weighted: bool = option(False, "Generate a weight for every key of a DLRM.", group=_DATA)
+    cluster: bool = option(False, "Put samples that share keys into one micro-batch.", group=_DATA)
+    delays: tuple[Delay, ...] = option(
+        (), "KIND:RANK:MS before each such op; RANK may be *.", group=_DEVICE, flag="--delay", collect=_delays
+    )
+    emulated: EmulatedDevice | None = option(
+        None,
+        "NAME=VALUE of a device that local ops wait for, such as forward_us_per_sample=80.",
+        group=_DEVICE,
+        flag="--emulate",
+        collect=EmulatedDevice.parse,
+    )
 
     def __post_init__(self) -> None:
+        Settings.__post_init__(self)
         for name in ("batch_size", "dim", "num_rows", "num_tables", "layers", "heads", "num_negatives", "epochs"):
             if getattr(self, name) < 1:
                 raise ExecutorError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -139,14 +127,12 @@ class RunOptions:
             raise ExecutorError(f"dim {self.dim} must be a multiple of heads {self.heads}")
         if self.weighted and self.data is not None:
             raise ExecutorError("key files hold no weights; give --weighted with generated data only")
-        for name in ("loss_scale", "lr", "dense_lr", "mean_length"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ExecutorError(f"{name} must be a positive number, got {getattr(self, name)}")
+        if not 0 < self.mean_length < math.inf:
+            raise ExecutorError(f"mean_length must be a positive number, got {self.mean_length}")
         if not 0 <= self.exponent < math.inf:
             raise ExecutorError(f"exponent must be a number that is not negative, got {self.exponent}")
-        for name in ("seed", "allow_staleness"):
-            if getattr(self, name) < 0:
-                raise ExecutorError(f"{name} must not be negative, got {getattr(self, name)}")
+        if self.allow_staleness < 0:
+            raise ExecutorError(f"allow_staleness must not be negative, got {self.allow_staleness}")
 
 
 def load_loop(options: RunOptions) -> Loop:
@@ -158,7 +144,7 @@ def load_loop(options: RunOptions) -> Loop:
     loop = load(options.schedule)
     if options.micro_batches is not None:
         loop = with_micro_batches(loop, options.micro_batches)
-    if options.checked:
+    if not options.unchecked:
         require_safe(loop, allow_staleness=options.allow_staleness)
     return loop
 
@@ -173,26 +159,13 @@ def make_trainer(world: ProcessGroups, options: RunOptions, loop: Loop | None = 
     """
     loop = load_loop(options) if loop is None else loop
     source, model = _sequence_run(options) if options.model != ModelKind.DLRM else _dlrm_run(options)
-    dtype: torch.dtype = getattr(torch, options.comm_dtype)
-    settings = Settings(
-        optimizer=options.optimizer,
-        lr=options.lr,
-        dense_lr=options.dense_lr,
-        domain_size=options.domain_size,
-        seed=options.seed,
-        nan=options.nan,
-        debug=options.debug,
-        precision=Precision(rows=dtype, grads=dtype, dense=dtype),
-        loss_scale=options.loss_scale,
-        storage=options.storage,
-    )
     wraps: list[Wrap] = []
     if options.emulated is not None:
         wraps.append(emulating(options.emulated))
     if options.delays:
         wraps.append(delayed(options.delays))
     return Trainer(
-        world, loop, model, source, settings, cluster=cluster_by_keys if options.cluster else None, wraps=wraps
+        world, loop, model, source, options, cluster=cluster_by_keys if options.cluster else None, wraps=wraps
     )
 
 

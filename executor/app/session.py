@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from executor.app.options import RunOptions
+from executor.options import option
 from executor.runtime import Trainer, counters, gather_timeline, save, state_digests
 from nestpipe.base import ExecutorError, ns_to_ms, ns_to_s
 from nestpipe.ir import OpKind
@@ -22,17 +23,18 @@ from traces.formats import write_kineto
 __all__ = ["Outputs", "last_batch", "step_times_ms", "train"]
 
 _SEGMENT_BATCHES = 1000
+_FILES = "Files"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outputs:
     """What a run writes besides its result."""
 
-    checkpoint: Path | None = None
-    checkpoint_every: int | None = None
-    resume: bool = False
-    timeline: Path | None = None
-    chrome: Path | None = None
+    checkpoint: Path | None = option(None, "Folder of checkpoints.", group=_FILES)
+    checkpoint_every: int | None = option(None, "Batches between checkpoints; only the last if none.", group=_FILES)
+    resume: bool = option(False, "Go on from the newest checkpoint.", group=_FILES)
+    timeline: Path | None = option(None, "Write the measured Timeline as Parquet.", group=_FILES)
+    chrome: Path | None = option(None, "Write Kineto/Chrome traces into this folder.", group=_FILES)
 
     def __post_init__(self) -> None:
         if self.checkpoint_every is not None and self.checkpoint_every < 1:
@@ -88,9 +90,7 @@ def train(trainer: Trainer, options: RunOptions, outputs: Outputs, end: int) -> 
         "backend": world.backend,
         "device": world.device.type,
         "emulated": emulated,
-        "precision": {
-            name: str(getattr(worker.precision, name)).removeprefix("torch.") for name in ("rows", "grads", "dense")
-        },
+        "precision": dict.fromkeys(("rows", "grads", "dense"), options.comm_dtype.value),
         "losses": [None if math.isnan(loss) else loss for loss in trainer.losses()],
         "step_times_ms": step_times_ms(timeline),
         "wall_s": ns_to_s(trainer.wall_ns),

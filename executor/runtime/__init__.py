@@ -7,17 +7,16 @@ from executor.runtime.groups import ProcessGroups, join_world
 from executor.runtime.lanes import Cost, OpTable, Runtime
 from executor.runtime.numerics import NanPolicy
 from executor.runtime.recorder import counters, gather_timeline
-from executor.runtime.trainer import Settings, Trainer
+from executor.runtime.trainer import CommDtype, Settings, Trainer
 from executor.runtime.watchdog import Watchdog
-from executor.runtime.worker import Precision
 from executor.runtime.wraps import Delay, Wrap, delayed, emulating
 
 __all__ = [
+    "CommDtype",
     "Cost",
     "Delay",
     "NanPolicy",
     "OpTable",
-    "Precision",
     "ProcessGroups",
     "Runtime",
     "Settings",

@@ -60,7 +60,7 @@ def exchange_rows(worker: Worker, op: Op) -> Cost:
     buffered: list[Tensor] = worker.buffers.get(Data.ROWS, op)
     requests, counts = owned.requests[op.micro_batch], owned.received[op.micro_batch]
     sent, received = _sizes(counts, worker.dims), _sizes(owned.sent[op.micro_batch], worker.dims)
-    dtype = worker.precision.rows
+    dtype = worker.comm_dtype
     picked = [rows.index_select(0, request) for rows, request in zip(buffered, requests, strict=True)]
     send = join_by_group(picked, counts, torch.empty(sum(sent), dtype=dtype, device=worker.device))
     slot = worker.buffers.claim(Data.EMBEDDINGS, op)
@@ -115,7 +115,7 @@ def backward(worker: Worker, op: Op) -> Cost:
         flag = worker.numerics.check(op, loss=activations.loss, **rows, **dense)
     slot = worker.buffers.claim(Data.ROW_GRADS, op)
     sizes = _sizes(routed.counts, worker.dims)
-    send = slot.tensor("grads", (sum(sizes),), worker.precision.grads)
+    send = slot.tensor("grads", (sum(sizes),), worker.comm_dtype)
     slot.value = join_by_group(list(grads[: len(activations.leaves)]), routed.counts, send)
     parts = [grad.reshape(-1) for grad in grads[len(activations.leaves) :]]
     _dense_grads(worker, op).add(op.micro_batch, torch.cat([*parts, send.new_tensor([flag], dtype=torch.float32)]))
@@ -167,11 +167,11 @@ def summed_grads(worker: Worker, op: Op, owned: Owned) -> list[Tensor]:
 def all_reduce(worker: Worker, op: Op) -> Cost:
     """Sum the dense gradients, and the NaN flag with them, over all ranks."""
     grads: DenseGrads = worker.buffers.get(Data.DENSE_GRADS, op)
-    if worker.precision.dense == torch.float32:
+    if worker.comm_dtype == torch.float32:
         worker.communicator(op.kind).all_reduce(op, grads.flat)
         sent = grads.flat
     else:
-        sent = grads.flat.to(worker.precision.dense)
+        sent = grads.flat.to(worker.comm_dtype)
         worker.communicator(op.kind).all_reduce(op, sent)
         grads.flat.copy_(sent)
     return Cost(bytes=sent.numel() * sent.element_size())

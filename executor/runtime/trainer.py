@@ -4,58 +4,74 @@ from __future__ import annotations
 
 import gc
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from executor.data import Clustering, HostStore, Source, make_layout
 from executor.models import DenseOptimizer, Model, OptimizerKind, sparse_optimizer
+from executor.options import option
 from executor.runtime.buffers import Buffers
 from executor.runtime.cursor import plan_lanes, uses_of
 from executor.runtime.groups import ProcessGroups
 from executor.runtime.lanes import OpRecord, OpTable, Runtime
 from executor.runtime.numerics import NanPolicy, Numerics
 from executor.runtime.ops_lookup import op_table, require_implemented
-from executor.runtime.worker import Precision, Worker, communicator_streams
+from executor.runtime.worker import Worker, communicator_streams
 from executor.runtime.wraps import Wrap
 from nestpipe.base import ExecutorError, ScheduleError
 from nestpipe.ir import COLLECTIVES, Data, Loop, Op, OpKind, Program, Resource, unroll
 
-__all__ = ["Settings", "Trainer"]
+__all__ = ["CommDtype", "Settings", "Trainer"]
+
+
+class CommDtype(StrEnum):
+    """The dtype in which rows and gradients travel; computation and states are float32."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """As torch has it."""
+        found: torch.dtype = getattr(torch, self.value)
+        return found
+
+
+_TRAINING: Final = "Training"
+_CHECKS: Final = "Numerics and checks"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How to train, apart from model, data and schedule.
+    """How to train, apart from model, data and schedule."""
 
-    Attributes:
-        optimizer: of rows and dense parameters.
-        lr: learning rate of the rows.
-        dense_lr: of the dense parameters.
-        domain_size: ranks of a domain, for schedules that have domains.
-        seed: of initial tables and parameters.
-        nan: what to do about NaN and infinity.
-        debug: fingerprints of collectives, checked reads, poisoned buffers.
-        precision: of the exchanges.
-        loss_scale: the loss is multiplied by it before backward, and the gradients divided by it in the update.
-        storage: directory for memory-mapped tables; None keeps them in RAM.
-    """
+    optimizer: OptimizerKind = option(OptimizerKind.ROWWISE_ADAGRAD, "Of rows and parameters.", group=_TRAINING)
+    lr: float = option(0.05, "Learning rate of the rows.", group=_TRAINING)
+    dense_lr: float = option(0.01, "Learning rate of the dense parameters.", group=_TRAINING)
+    seed: int = option(0, "Seed of data, tables and parameters.", group=_TRAINING)
+    domain_size: int | None = option(None, "Ranks per domain, for 2D schedules.", group=_TRAINING)
+    storage: Path | None = option(None, "Keep tables in memory-mapped files in this folder.", group=_TRAINING)
+    comm_dtype: CommDtype = option(CommDtype.FLOAT32, "Of rows and gradients on the wire.", group=_CHECKS)
+    loss_scale: float = option(1.0, "Multiplies the loss before backward, for float16.", group=_CHECKS)
+    nan: NanPolicy = option(NanPolicy.STOP, "What to do about NaN and infinity.", group=_CHECKS)
+    debug: bool = option(False, "Fingerprint collectives, check reads, poison buffers.", group=_CHECKS)
 
-    optimizer: OptimizerKind = OptimizerKind.ROWWISE_ADAGRAD
-    lr: float = 0.05
-    dense_lr: float = 0.01
-    domain_size: int | None = None
-    seed: int = 0
-    nan: NanPolicy = NanPolicy.STOP
-    debug: bool = False
-    precision: Precision = field(default_factory=Precision)
-    loss_scale: float = 1.0
-    storage: Path | None = None
+    def __post_init__(self) -> None:
+        for name in ("loss_scale", "lr", "dense_lr"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ExecutorError(f"{name} must be a positive number, got {getattr(self, name)}")
+        if self.seed < 0:
+            raise ExecutorError(f"seed must not be negative, got {self.seed}")
 
 
 class Trainer:
@@ -114,7 +130,7 @@ class Trainer:
             numerics=Numerics(policy=settings.nan, rank=world.rank),
             micro_batches=loop.micro_batches,
             cluster=cluster,
-            precision=settings.precision,
+            comm_dtype=settings.comm_dtype.dtype,
             loss_scale=settings.loss_scale,
         )
         self.next_batch = 0

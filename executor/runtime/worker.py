@@ -17,16 +17,7 @@ from executor.runtime.numerics import Numerics
 from nestpipe.base import ScheduleError
 from nestpipe.ir import OpKind, Program
 
-__all__ = ["Precision", "Worker", "communicator_streams"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Precision:
-    """The dtype in which each exchange travels; computation and states are float32."""
-
-    rows: torch.dtype = torch.float32
-    grads: torch.dtype = torch.float32
-    dense: torch.dtype = torch.float32
+__all__ = ["Worker", "communicator_streams"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,7 +42,7 @@ class Worker:
     numerics: Numerics
     micro_batches: int
     cluster: Clustering | None = None
-    precision: Precision = field(default_factory=Precision)
+    comm_dtype: torch.dtype = torch.float32
     loss_scale: float = 1.0
     first_batch: int = 0
     buffers: Buffers = field(init=False)

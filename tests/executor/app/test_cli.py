@@ -15,12 +15,13 @@ import pandas as pd
 import pytest
 import torch
 
-from executor.app.cli import check_process
-from executor.app.options import CommDtype, ModelKind, RunOptions, make_trainer, user_sequences
+from executor.app.cli import ProcessOptions
+from executor.app.options import ModelKind, RunOptions, make_trainer, user_sequences
 from executor.app.session import Outputs, last_batch, train
 from executor.compute import EmulatedDevice
 from executor.runtime import recorder
 from executor.runtime.groups import ProcessGroups, join_world
+from executor.runtime.trainer import CommDtype
 from executor.runtime.wraps import Delay
 from nestpipe.base.errors import ExecutorError, NestPipeError
 from nestpipe.ir import show
@@ -187,15 +188,15 @@ def test_impossible_numbers_are_refused_before_ranks_meet(values: dict[str, Any]
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (("tpu", 1, 1.0, 1.0), "--device tpu: torch has no such device here"),
-        (("cpu", 0, 1.0, 1.0), "--threads must be at least 1, got 0"),
-        (("cpu", 1, math.nan, 1.0), "--timeout-s must be more than 0 and at most 1e\\+06 seconds, got nan"),
-        (("cpu", 1, 1.0, -1.0), "--rendezvous-s must be more than 0"),
+        ({"device": "tpu"}, "--device tpu: torch has no such device here"),
+        ({"threads": 0}, "--threads must be at least 1, got 0"),
+        ({"timeout_s": math.nan}, "--timeout-s must be more than 0 and at most 1e\\+06 seconds, got nan"),
+        ({"rendezvous_s": -1.0}, "--rendezvous-s must be more than 0"),
     ],
 )
-def test_a_process_that_could_not_start_is_refused(values: tuple[str, int, float, float], message: str) -> None:
+def test_a_process_that_could_not_start_is_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ExecutorError, match=message):
-        check_process(*values)
+        ProcessOptions(**values)
 
 
 @pytest.mark.parametrize(
