@@ -21,14 +21,9 @@ from typing import TypeAlias
 from nestpipe.base import ScheduleError
 from nestpipe.checks.order import Order
 from nestpipe.checks.report import Finding, Verdict, WitnessStep
-from nestpipe.ir import CACHES, MICRO_DATA, STATES, Access, Buffer, Data, Op, OpKind, Place, Program, op_name
+from nestpipe.ir import CACHES, KINDS, MICRO_DATA, STATES, Access, Buffer, Data, Meaning, Op, Place, Program, op_name
 
-__all__ = ["IN_PLACE", "buffer_bytes", "buffer_findings", "instance_name", "instance_of", "peak_buffers", "slot_of"]
-
-IN_PLACE = frozenset(
-    {OpKind.SYNC, OpKind.ALL_GATHER, OpKind.ALL_REDUCE, OpKind.REDUCE_SCATTER, OpKind.UPDATE, OpKind.ALL_REDUCE_TABLES}
-)
-"""Ops that change an instance which another op has written before; all others write a new instance over the slot."""
+__all__ = ["buffer_bytes", "buffer_findings", "instance_name", "instance_of", "peak_buffers", "slot_of"]
 
 Cell: TypeAlias = tuple[Data, int, int | None]
 
@@ -145,7 +140,8 @@ def buffer_bytes(buffers: tuple[Buffer, ...], size_bytes: Mapping[Data, int]) ->
 
 def _used(op: Op) -> Iterator[Access]:
     """The buffer accesses of an op. A sync without an earlier batch copies nothing, so it writes nothing."""
-    idle = op.kind is OpKind.SYNC and not any(a.data in CACHES.values() and a.batch != op.batch for a in op.reads)
+    copies = any(access.data in CACHES.values() and access.batch != op.batch for access in op.reads)
+    idle = KINDS[op.kind].meaning is Meaning.SYNC and not copies
     for access in dict.fromkeys((*op.reads, *(() if idle else op.writes))):
         if access.data not in STATES or access.data is Data.DENSE:
             yield access
@@ -181,7 +177,7 @@ class _Walk:
         if data is not Data.DENSE:
             instance = instance_of(access, self.micro_batches)
             slot = slot_of(access, self.buffers[data], self.micro_batches)
-        whole = writes and op.kind not in IN_PLACE
+        whole = writes and not KINDS[op.kind].in_place
         if data not in self.in_pieces:
             yield _Touch((data, slot, None), instance, writes, whole)
             return

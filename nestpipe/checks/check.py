@@ -18,8 +18,9 @@ from nestpipe.checks.report import Finding, KeyClass, Report, Verdict, WitnessSt
 from nestpipe.checks.report_text import excerpt, finding_text
 from nestpipe.checks.rules import RULES, Rule, broken_rules
 from nestpipe.checks.staleness import FOLLOWED, scenarios, versions
+from nestpipe.checks.versions import means
 from nestpipe.checks.window import lengths_to_check, num_batches_to_check, num_micro_batches_to_check
-from nestpipe.ir import Data, Loop, OpKind, Place, Program, unroll, with_micro_batches
+from nestpipe.ir import KINDS, Data, Loop, Meaning, Place, Program, unroll, with_micro_batches
 
 __all__ = [
     "RULES",
@@ -203,15 +204,15 @@ def _report(
 
 def _key_classes(schedule: Loop | Program, facts: _Facts) -> tuple[KeyClass, ...]:
     """One class per distance while a row can be in flight, one for all older touches, one for first touches."""
-    batches = {op.kind: op.batch - op.step for op in schedule.ops}
+    batches = {KINDS[op.kind].meaning: op.batch - op.step for op in schedule.ops}
     synced = {
         op.batch - access.batch
         for op in schedule.ops
-        if op.kind is OpKind.SYNC
+        if means(op, Meaning.SYNC)
         for access in op.reads
         if access.data is Data.ROWS and access.batch is not None and access.batch != op.batch
     }
-    in_flight = batches.get(OpKind.LOOKUP, 0) - batches.get(OpKind.WRITE_BACK, 0) + 1
+    in_flight = batches.get(Meaning.COPY, 0) - batches.get(Meaning.STORE, 0) + 1
     stale = [d for d, k in (*facts.rows.items(), *facts.optimizer.items()) if d is not None and k]
     deepest = max([1, in_flight, *synced, *stale])
     seen = [d for d in facts.rows if d is not None and d <= deepest]
@@ -227,9 +228,8 @@ def _key_classes(schedule: Loop | Program, facts: _Facts) -> tuple[KeyClass, ...
 
 
 def _notes(schedule: Loop | Program, facts: _Facts) -> tuple[str, ...]:
-    kinds = {op.kind for op in schedule.ops}
     found = []
-    if OpKind.ALL_REDUCE_TABLES in kinds:
+    if any(means(op, Meaning.AVERAGE) for op in schedule.ops):
         found.append(
             "replicas of a shard train apart during a batch and are averaged after it, rows and optimiser rows; every "
             "read sees the averaged version, which is a step of data-parallel training on the union of the domains' "

@@ -13,15 +13,14 @@ from nestpipe.checks.report import Finding, Verdict, WitnessStep
 from nestpipe.ir import (
     ALL,
     CACHES,
-    COLLECTIVES,
     GROUPS,
+    KINDS,
     MICRO_DATA,
     STATES,
     Data,
     Loop,
-    MicroBlock,
+    Meaning,
     Op,
-    OpKind,
     Program,
     op_name,
     show_op,
@@ -32,82 +31,8 @@ __all__ = ["RULES", "Rule", "broken_rules"]
 Schedule: TypeAlias = Loop | Program
 Complaints: TypeAlias = Iterator[tuple[Op | None, str]]
 
-_PER_BATCH: Final = frozenset(
-    {
-        OpKind.READ,
-        OpKind.COPY_H2D,
-        OpKind.ALL_TO_ALL_KEYS,
-        OpKind.LOOKUP,
-        OpKind.SYNC,
-        OpKind.UPDATE,
-        OpKind.WRITE_BACK,
-        OpKind.ALL_GATHER,
-        OpKind.ALL_REDUCE_TABLES,
-    }
-)
-_PER_MICRO_BATCH: Final = frozenset(
-    {OpKind.DEDUP, OpKind.ALL_TO_ALL_ROWS, OpKind.FORWARD, OpKind.BACKWARD, OpKind.ALL_TO_ALL_GRADS}
-)
 _MAX_REACH: Final = 16
 _MAX_SLOTS: Final = 64
-_EITHER_STREAM: Final = frozenset({OpKind.SEND, OpKind.RECV, OpKind.WAIT})
-_PASSED: Final = frozenset({Data.EMBEDDINGS, Data.ACTIVATIONS, Data.ROW_GRADS})
-_ROWS: Final = frozenset({Data.ROWS, Data.MOMENTS})
-_SPARSE: Final = frozenset({Data.TABLE, Data.OPTIMIZER})
-_LISTS: Final = frozenset({Data.KEYS, Data.OWNED})
-
-_MAY: Final[dict[OpKind, tuple[frozenset[Data], frozenset[Data]]]] = {
-    OpKind.READ: (frozenset(), frozenset({Data.SAMPLES})),
-    OpKind.COPY_H2D: (frozenset({Data.SAMPLES}), frozenset({Data.BATCH})),
-    OpKind.DEDUP: (frozenset({Data.BATCH}), frozenset({Data.KEYS})),
-    OpKind.ALL_TO_ALL_KEYS: (frozenset({Data.KEYS}), frozenset({Data.OWNED})),
-    OpKind.LOOKUP: (_LISTS | _SPARSE, _ROWS),
-    OpKind.SYNC: (_LISTS | _ROWS, _ROWS),
-    OpKind.ALL_TO_ALL_ROWS: (_LISTS | {Data.ROWS}, frozenset({Data.EMBEDDINGS})),
-    OpKind.FORWARD: (
-        frozenset({Data.BATCH, Data.KEYS, Data.EMBEDDINGS, Data.DENSE}),
-        frozenset({Data.ACTIVATIONS}),
-    ),
-    OpKind.BACKWARD: (
-        frozenset({Data.BATCH, Data.KEYS, Data.EMBEDDINGS, Data.ACTIVATIONS, Data.DENSE}),
-        frozenset({Data.ROW_GRADS, Data.DENSE_GRADS}),
-    ),
-    OpKind.ALL_TO_ALL_GRADS: (_LISTS | {Data.ROW_GRADS}, frozenset({Data.OWNED_GRADS})),
-    OpKind.ALL_REDUCE: (frozenset({Data.DENSE_GRADS}), frozenset({Data.DENSE_GRADS})),
-    OpKind.REDUCE_SCATTER: (frozenset({Data.DENSE_GRADS}), frozenset({Data.DENSE_GRADS})),
-    OpKind.ALL_GATHER: (frozenset({Data.OWNED}), frozenset({Data.OWNED})),
-    OpKind.ALL_REDUCE_TABLES: (_LISTS | _ROWS, _ROWS),
-    OpKind.UPDATE: (
-        _LISTS | _ROWS | _SPARSE | {Data.OWNED_GRADS, Data.DENSE_GRADS, Data.DENSE},
-        _ROWS | _SPARSE | {Data.DENSE},
-    ),
-    OpKind.WRITE_BACK: (_LISTS | _ROWS | _SPARSE | {Data.OWNED_GRADS}, _SPARSE),
-    OpKind.SEND: (_PASSED, frozenset()),
-    OpKind.RECV: (frozenset(), _PASSED),
-    OpKind.WAIT: (frozenset(), frozenset()),
-}
-
-
-_NEEDS: Final[dict[tuple[OpKind, Data], tuple[Data, ...]]] = {
-    (OpKind.COPY_H2D, Data.BATCH): (Data.SAMPLES,),
-    (OpKind.DEDUP, Data.KEYS): (Data.BATCH,),
-    (OpKind.ALL_TO_ALL_KEYS, Data.OWNED): (Data.KEYS,),
-    (OpKind.LOOKUP, Data.ROWS): (Data.OWNED, Data.TABLE),
-    (OpKind.ALL_TO_ALL_ROWS, Data.EMBEDDINGS): (Data.OWNED, Data.ROWS),
-    (OpKind.FORWARD, Data.ACTIVATIONS): (Data.EMBEDDINGS,),
-    (OpKind.BACKWARD, Data.ROW_GRADS): (Data.ACTIVATIONS,),
-    (OpKind.BACKWARD, Data.DENSE_GRADS): (Data.ACTIVATIONS,),
-    (OpKind.ALL_TO_ALL_GRADS, Data.OWNED_GRADS): (Data.ROW_GRADS,),
-    (OpKind.ALL_REDUCE, Data.DENSE_GRADS): (Data.DENSE_GRADS,),
-    (OpKind.REDUCE_SCATTER, Data.DENSE_GRADS): (Data.DENSE_GRADS,),
-    (OpKind.ALL_GATHER, Data.OWNED): (Data.OWNED,),
-    (OpKind.ALL_REDUCE_TABLES, Data.ROWS): (Data.OWNED, Data.ROWS),
-    (OpKind.UPDATE, Data.ROWS): (Data.OWNED, Data.OWNED_GRADS, Data.ROWS),
-    (OpKind.UPDATE, Data.TABLE): (Data.OWNED, Data.OWNED_GRADS, Data.TABLE),
-    (OpKind.UPDATE, Data.DENSE): (Data.DENSE_GRADS, Data.DENSE),
-    (OpKind.WRITE_BACK, Data.TABLE): (Data.OWNED,),
-}
-"""What an op must read to write something. Not optimiser state: whether it travels is for the versions to say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,24 +118,25 @@ def _references(schedule: Schedule) -> Complaints:
 def _streams(schedule: Schedule) -> Complaints:
     for stream in schedule.streams:
         for op in stream.ops:
-            if op.kind not in _EITHER_STREAM and (op.kind in COLLECTIVES) is not (stream.resource in GROUPS):
-                wanted = "a group: world, domain or replica" if op.kind in COLLECTIVES else "no group"
+            kind = KINDS[op.kind]
+            if not kind.any_stream and kind.collective is not (stream.resource in GROUPS):
+                wanted = "a group: world, domain or replica" if kind.collective else "no group"
                 yield op, f"stream {stream.name} is bound to {stream.resource}, but {op.kind} needs {wanted}; move it"
 
 
 def _granularity(schedule: Schedule) -> Complaints:
-    for stream in schedule.streams:
-        for item in stream.body:
-            for op in item.ops if isinstance(item, MicroBlock) else (item,):
-                if op.kind in _PER_BATCH and op.micro_batch is not None:
-                    yield op, f"{op.kind} runs once per batch; move it out of 'for m'"
-                elif op.kind in _PER_MICRO_BATCH and op.micro_batch is None:
-                    yield op, f"{op.kind} runs once per micro-batch; put it under 'for m'"
+    for op in schedule.ops:
+        per_micro_batch = KINDS[op.kind].per_micro_batch
+        if per_micro_batch is False and op.micro_batch is not None:
+            yield op, f"{op.kind} runs once per batch; move it out of 'for m'"
+        elif per_micro_batch is True and op.micro_batch is None:
+            yield op, f"{op.kind} runs once per micro-batch; put it under 'for m'"
 
 
 def _accesses(schedule: Schedule) -> Complaints:
     for op in schedule.ops:
-        for verb, used, may in zip(("read", "write"), (op.reads, op.writes), _MAY[op.kind], strict=True):
+        kind = KINDS[op.kind]
+        for verb, used, may in (("read", op.reads, kind.reads), ("write", op.writes, kind.writes)):
             for access in used:
                 if access.data not in may:
                     allowed = ", ".join(sorted(may)) or "nothing"
@@ -221,7 +147,7 @@ def _inputs(schedule: Schedule) -> Complaints:
     for op in schedule.ops:
         read = {access.data for access in op.reads}
         for access in op.writes:
-            for needed in _NEEDS.get((op.kind, access.data), ()):
+            for needed in KINDS[op.kind].needs.get(access.data, ()):
                 if needed not in read:
                     yield (
                         op,
@@ -231,7 +157,7 @@ def _inputs(schedule: Schedule) -> Complaints:
 
 def _own_instance(schedule: Schedule) -> Complaints:
     for op in schedule.ops:
-        for access in (*op.writes, *(() if op.kind is OpKind.SYNC else op.reads)):
+        for access in (*op.writes, *(() if KINDS[op.kind].meaning is Meaning.SYNC else op.reads)):
             own = access.batch is None or (
                 access.batch == op.batch and (access.data not in MICRO_DATA or access.micro_batch == op.micro_batch)
             )
@@ -241,9 +167,9 @@ def _own_instance(schedule: Schedule) -> Complaints:
 
 def _sync_keys(schedule: Schedule) -> Complaints:
     for op in schedule.ops:
-        if op.kind is not OpKind.SYNC:
+        if KINDS[op.kind].meaning is not Meaning.SYNC:
             continue
-        listed = {data: {a.batch for a in op.reads if a.data is data} for data in _LISTS}
+        listed = {data: {a.batch for a in op.reads if a.data is data} for data in (Data.KEYS, Data.OWNED)}
         for access in op.reads:
             if access.data in CACHES.values() and not any({access.batch, op.batch} <= b for b in listed.values()):
                 yield (

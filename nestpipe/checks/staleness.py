@@ -18,8 +18,8 @@ from typing import Final
 from nestpipe.checks.histories import Version
 from nestpipe.checks.order import Order
 from nestpipe.checks.report import Finding, Verdict, WitnessStep
-from nestpipe.checks.versions import FOLLOWED, Scenario, Sighting, VersionRun, op_writes, scenarios
-from nestpipe.ir import CACHES, Data, Op, OpKind, Program, op_name
+from nestpipe.checks.versions import FOLLOWED, Scenario, Sighting, VersionRun, means, op_reads, op_writes, scenarios
+from nestpipe.ir import CACHES, KINDS, Data, Meaning, Op, Program, op_name
 
 __all__ = ["FOLLOWED", "Scenario", "VersionReport", "scenarios", "versions"]
 
@@ -35,8 +35,8 @@ _MESSAGES: Final = {
     "without it, or nothing brought it back; sync, or look up after write_back",
     "unreduced": "{op} applies dense gradients that no all_reduce has summed; let it wait for all_reduce",
 }
-_COPIES: Final = frozenset({OpKind.LOOKUP, OpKind.SYNC})
-_UPDATES: Final = frozenset({OpKind.UPDATE, OpKind.WRITE_BACK})
+_COPIES: Final = (Meaning.COPY, Meaning.SYNC)
+_UPDATES: Final = (Meaning.APPLY, Meaning.STORE)
 _WHAT: Final = {Data.TABLE: "rows", Data.OPTIMIZER: "optimiser rows", Data.DENSE: "dense parameters"}
 
 
@@ -92,8 +92,8 @@ def _finding(run: VersionRun, seen: Sighting) -> Finding:
 def _always_first(run: VersionRun, seen: Sighting) -> str:
     """The path by which the row is copied before the update that it lacks, on every run."""
     order, batch = run.order, run.order.ops[seen.op].batch
-    copies = [i for i in order.sequence if order.ops[i].batch == batch and order.ops[i].kind in _COPIES]
-    updates = [i for i in order.sequence if order.ops[i].batch == seen.update and order.ops[i].kind in _UPDATES]
+    copies = [i for i in order.sequence if order.ops[i].batch == batch and means(order.ops[i], *_COPIES)]
+    updates = [i for i in order.sequence if order.ops[i].batch == seen.update and means(order.ops[i], *_UPDATES)]
     for copy in reversed([i for i in copies if order.before(i, seen.op)]):
         for update in updates:
             if path := order.path(copy, update):
@@ -155,18 +155,18 @@ class _Told(VersionRun):
         """What the op leaves or reads of the key; None for an op that does not touch it."""
         buffer = CACHES[state]
         cached = f"{buffer} {op.batch}: {self.shown(self.cached.get((buffer, op.batch)), number)}"
-        match op.kind:
-            case OpKind.LOOKUP if op_writes(op, buffer):
+        match KINDS[op.kind].meaning:
+            case Meaning.COPY if op_writes(op, buffer):
                 return f"copies {state} into {cached}"
-            case OpKind.SYNC if op_writes(op, buffer):
+            case Meaning.SYNC if op_writes(op, buffer):
                 return f"leaves {cached}"
-            case OpKind.FORWARD if state is Data.TABLE:
+            case Meaning.USE if state is Data.TABLE and op_reads(op, Data.EMBEDDINGS):
                 return f"reads rows {self.shown(self.embeddings.get((op.batch, op.micro_batch)), number)}"
-            case OpKind.UPDATE if op_writes(op, buffer):
+            case Meaning.APPLY if op_writes(op, buffer):
                 return f"applies batch {op.batch} to {cached}"
-            case OpKind.ALL_REDUCE_TABLES if op_writes(op, buffer):
+            case Meaning.AVERAGE if op_writes(op, buffer):
                 return f"averages {cached}"
-            case OpKind.WRITE_BACK | OpKind.UPDATE if op_writes(op, state):
+            case Meaning.STORE | Meaning.APPLY if op_writes(op, state):
                 return f"leaves {state} {self.shown(self.states[state], number)}"
         return None
 

@@ -18,14 +18,12 @@ from typing import Final
 
 from nestpipe.checks.histories import Version, all_histories, blank, containing, most_missing
 from nestpipe.checks.order import Order
-from nestpipe.ir import CACHES, Data, Op, OpKind, Program
+from nestpipe.ir import CACHES, KINDS, Data, Meaning, Op, Program
 
-__all__ = ["FOLLOWED", "Scenario", "Sighting", "VersionRun", "op_reads", "op_writes", "scenarios"]
+__all__ = ["FOLLOWED", "Scenario", "Sighting", "VersionRun", "means", "op_reads", "op_writes", "scenarios"]
 
 FOLLOWED: Final = 12
 """The number of consecutive batches whose histories are followed at once: 2^12 bits per set."""
-
-_REDUCES: Final = frozenset({OpKind.ALL_REDUCE, OpKind.REDUCE_SCATTER})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +43,9 @@ def scenarios(ops: Iterable[Op]) -> tuple[Scenario, ...]:
     """The scenarios in which the schedule may behave differently; one unless it intersects per rank or has replicas."""
     ops = tuple(ops)
     found = [Scenario(name="")]
-    if any(op.kind is OpKind.SYNC and op_reads(op, Data.KEYS) for op in ops):
+    if any(means(op, Meaning.SYNC) and op_reads(op, Data.KEYS) for op in ops):
         found.append(Scenario(name="asked for by different ranks", same_rank=False))
-    if any(op.kind is OpKind.ALL_REDUCE_TABLES for op in ops):
+    if any(means(op, Meaning.AVERAGE) for op in ops):
         found += [Scenario(name="asked for by different replicas", remote_parity=parity) for parity in (0, 1)]
     return tuple(found)
 
@@ -78,8 +76,8 @@ class VersionRun:
             containing(batch - first_batch, followed) if 0 <= batch - first_batch < followed else 0
             for batch in range(self.steps)
         ]
-        self.averaged = any(op.kind is OpKind.ALL_REDUCE_TABLES for op in order.ops)
-        self.reduced = any(op.kind in _REDUCES and op_reads(op, Data.DENSE_GRADS) for op in order.ops)
+        self.averaged = any(means(op, Meaning.AVERAGE) for op in order.ops)
+        self.reduced = any(means(op, Meaning.REDUCE) and op_reads(op, Data.DENSE_GRADS) for op in order.ops)
         self.applies = _applied(order.ops)
         self.clashes = self.find_clashes()
         self.blank = blank(self.steps)
@@ -130,24 +128,24 @@ class VersionRun:
     def step(self, i: int) -> None:
         """Runs op number `i`."""
         op = self.order.ops[i]
-        match op.kind:
-            case OpKind.LOOKUP:
+        match KINDS[op.kind].meaning:
+            case Meaning.COPY:
                 self.lookup(i, op)
-            case OpKind.SYNC:
+            case Meaning.SYNC:
                 self.sync(op)
-            case OpKind.ALL_TO_ALL_ROWS if op_reads(op, Data.ROWS, op.batch):
+            case Meaning.SERVE if op_reads(op, Data.ROWS, op.batch):
                 self.embeddings[op.batch, op.micro_batch] = self.cached[Data.ROWS, op.batch]
-            case OpKind.FORWARD | OpKind.BACKWARD:
+            case Meaning.USE:
                 self.compute(i, op)
-            case OpKind.ALL_REDUCE | OpKind.REDUCE_SCATTER if op_writes(op, Data.DENSE_GRADS):
+            case Meaning.REDUCE if op_writes(op, Data.DENSE_GRADS):
                 self.reduced_grads.add(op.batch)
-            case OpKind.UPDATE:
+            case Meaning.APPLY:
                 self.update(i, op)
-            case OpKind.WRITE_BACK:
+            case Meaning.STORE:
                 self.write_back(i, op)
-            case OpKind.ALL_GATHER if op_writes(op, Data.OWNED):
+            case Meaning.EXTEND if op_writes(op, Data.OWNED):
                 self.extended.add(op.batch)
-            case OpKind.ALL_REDUCE_TABLES:
+            case Meaning.AVERAGE:
                 self.average(op)
 
     def lookup(self, i: int, op: Op) -> None:
@@ -268,6 +266,11 @@ class VersionRun:
                     break
         if Data.DENSE in self.applies and (missing := set(range(self.steps)) - self.dense):
             self.see("lost-update", last, Data.DENSE, min(missing))
+
+
+def means(op: Op, *meanings: Meaning) -> bool:
+    """Whether this is what the op does to versions."""
+    return KINDS[op.kind].meaning in meanings
 
 
 def op_reads(op: Op, data: Data, batch: int | None = None) -> bool:

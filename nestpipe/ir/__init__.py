@@ -1,29 +1,37 @@
 """The schedule IR: loops and programs, op kinds, who waits for whom, and the text form.
 
-Read `model` (what a schedule is), `unroll` (from loop to program), `graph` (who waits for whom) and `text` (how it is
-written down), in this order.
+Read, in this order: `model` (what a schedule is), `kinds` (what each op kind is), `unroll` (from loop to program),
+`graph` (who waits for whom, who forms a group), `text` (how a schedule is written) and `reader` (how it is read).
 """
 
 from nestpipe.ir.graph import Edge, LoopGraph, ProgramGraph, group_of, group_ranks, loop_graph, program_graph
-from nestpipe.ir.model import (
-    ALL,
+from nestpipe.ir.kinds import (
     ALL_TO_ALLS,
     CACHES,
     COLLECTIVES,
     COMPUTE,
-    GROUPS,
+    KINDS,
     LOOKUP_PATH,
     MICRO_DATA,
+    STATES,
+    Cost,
+    Data,
+    Kind,
+    Meaning,
+    OpKind,
+    StepPart,
+    kinds_of,
+)
+from nestpipe.ir.model import (
+    ALL,
+    GROUPS,
     NUMBER_MAX,
     RANKS_MAX,
-    STATES,
     Access,
     Buffer,
-    Data,
     Loop,
     MicroBlock,
     Op,
-    OpKind,
     OpRef,
     Place,
     Program,
@@ -43,6 +51,7 @@ __all__ = [
     "COLLECTIVES",
     "COMPUTE",
     "GROUPS",
+    "KINDS",
     "LOOKUP_PATH",
     "MICRO_DATA",
     "NUMBER_MAX",
@@ -51,10 +60,13 @@ __all__ = [
     "STATES",
     "Access",
     "Buffer",
+    "Cost",
     "Data",
     "Edge",
+    "Kind",
     "Loop",
     "LoopGraph",
+    "Meaning",
     "MicroBlock",
     "Op",
     "OpKind",
@@ -63,9 +75,11 @@ __all__ = [
     "Program",
     "ProgramGraph",
     "Resource",
+    "StepPart",
     "Stream",
     "group_of",
     "group_ranks",
+    "kinds_of",
     "loop_graph",
     "map_ops",
     "op_name",

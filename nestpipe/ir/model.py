@@ -42,28 +42,20 @@ from enum import StrEnum
 from typing import Final, TypeAlias
 
 from nestpipe.base import ScheduleError
+from nestpipe.ir.kinds import STATES, Data, OpKind
 
 __all__ = [
     "ALL",
-    "ALL_TO_ALLS",
-    "CACHES",
-    "COLLECTIVES",
-    "COMPUTE",
     "GROUPS",
-    "LOOKUP_PATH",
-    "MICRO_DATA",
     "NUMBER_MAX",
     "RANKS_MAX",
-    "STATES",
     "Access",
     "All",
     "Buffer",
-    "Data",
     "Loop",
     "MicroBlock",
     "MicroIndex",
     "Op",
-    "OpKind",
     "OpRef",
     "Place",
     "Program",
@@ -73,30 +65,6 @@ __all__ = [
     "op_name",
     "with_micro_batches",
 ]
-
-
-class OpKind(StrEnum):
-    """What an op does; the value is exactly what the text prints."""
-
-    READ = "read"
-    COPY_H2D = "copy_h2d"
-    DEDUP = "dedup"
-    ALL_TO_ALL_KEYS = "all_to_all[keys]"
-    LOOKUP = "lookup"
-    SYNC = "sync"
-    ALL_TO_ALL_ROWS = "all_to_all[rows]"
-    FORWARD = "forward"
-    BACKWARD = "backward"
-    ALL_TO_ALL_GRADS = "all_to_all[grads]"
-    ALL_REDUCE = "all_reduce"
-    ALL_REDUCE_TABLES = "all_reduce[tables]"
-    UPDATE = "update"
-    WRITE_BACK = "write_back"
-    ALL_GATHER = "all_gather"
-    REDUCE_SCATTER = "reduce_scatter"
-    SEND = "send"
-    RECV = "recv"
-    WAIT = "wait"
 
 
 class Resource(StrEnum):
@@ -110,25 +78,6 @@ class Resource(StrEnum):
     WORLD = "world"
     DOMAIN = "domain"
     REPLICA = "replica"
-
-
-class Data(StrEnum):
-    """What ops read and write: three states and the buffers of a batch or micro-batch."""
-
-    TABLE = "table"
-    OPTIMIZER = "optimizer"
-    DENSE = "dense"
-    SAMPLES = "samples"
-    BATCH = "batch"
-    KEYS = "keys"
-    OWNED = "owned"
-    ROWS = "rows"
-    MOMENTS = "moments"
-    EMBEDDINGS = "embeddings"
-    ACTIVATIONS = "activations"
-    ROW_GRADS = "row_grads"
-    OWNED_GRADS = "owned_grads"
-    DENSE_GRADS = "dense_grads"
 
 
 class Place(StrEnum):
@@ -150,29 +99,7 @@ NUMBER_MAX: Final = 2_000_000
 RANKS_MAX: Final = 1_000_000
 MicroIndex: TypeAlias = int | All | None
 
-ALL_TO_ALLS: Final = frozenset({OpKind.ALL_TO_ALL_KEYS, OpKind.ALL_TO_ALL_ROWS, OpKind.ALL_TO_ALL_GRADS})
-COLLECTIVES: Final = ALL_TO_ALLS | {
-    OpKind.ALL_REDUCE,
-    OpKind.ALL_REDUCE_TABLES,
-    OpKind.ALL_GATHER,
-    OpKind.REDUCE_SCATTER,
-}
-COMPUTE: Final = frozenset({OpKind.FORWARD, OpKind.BACKWARD, OpKind.UPDATE})
-LOOKUP_PATH: Final = frozenset(
-    {
-        OpKind.READ,
-        OpKind.COPY_H2D,
-        OpKind.DEDUP,
-        OpKind.ALL_TO_ALL_KEYS,
-        OpKind.LOOKUP,
-        OpKind.SYNC,
-        OpKind.WRITE_BACK,
-    }
-)
 GROUPS: Final = frozenset({Resource.WORLD, Resource.DOMAIN, Resource.REPLICA})
-STATES: Final = frozenset({Data.TABLE, Data.OPTIMIZER, Data.DENSE})
-MICRO_DATA: Final = frozenset({Data.EMBEDDINGS, Data.ACTIVATIONS, Data.ROW_GRADS})
-CACHES: Final = {Data.TABLE: Data.ROWS, Data.OPTIMIZER: Data.MOMENTS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

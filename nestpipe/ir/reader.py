@@ -9,20 +9,17 @@ from enum import StrEnum
 from typing import Final, NoReturn, TypeVar
 
 from nestpipe.base import ScheduleError, unknown_name
+from nestpipe.ir.kinds import MICRO_DATA, STATES, Data, OpKind
 from nestpipe.ir.model import (
     ALL,
-    MICRO_DATA,
     NUMBER_MAX,
     RANKS_MAX,
-    STATES,
     Access,
     Buffer,
-    Data,
     Loop,
     MicroBlock,
     MicroIndex,
     Op,
-    OpKind,
     OpRef,
     Place,
     Program,

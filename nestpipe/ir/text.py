@@ -22,7 +22,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import groupby
 
-from nestpipe.ir.model import MICRO_DATA, Access, Loop, MicroBlock, Op, Program
+from nestpipe.ir.kinds import MICRO_DATA
+from nestpipe.ir.model import Access, Loop, MicroBlock, Op, Program
 from nestpipe.ir.reader import VERSION, read_documents
 
 __all__ = ["parse", "parse_programs", "show", "show_op"]

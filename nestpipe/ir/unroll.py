@@ -64,7 +64,7 @@ def iteration(stream: Stream, micro_batches: int) -> Iterator[tuple[Op, int | No
 def targets(ref: OpRef, m: int | None, micro_batches: int) -> Sequence[int | None]:
     """The micro-batches that a loop's reference names, seen from `m`; none where it points past the ends of the batch.
 
-    >>> from nestpipe.ir.model import OpKind
+    >>> from nestpipe.ir.kinds import OpKind
     >>> targets(OpRef(kind=OpKind.FORWARD, batch=0, micro_batch=-1), 3, 8)
     (2,)
     """

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from nestpipe.base import NS_PER_S, TraceError, ns_to_ms
-from nestpipe.ir import COMPUTE, LOOKUP_PATH, OpKind
+from nestpipe.ir import COMPUTE, KINDS, OpKind, StepPart, kinds_of
 from nestpipe.timeline.timeline import Timeline
 
 __all__ = [
@@ -29,41 +29,31 @@ __all__ = [
     "step_ends",
 ]
 
-_WAITS_THAT_STALL: Final = (
-    OpKind.ALL_TO_ALL_ROWS,
-    OpKind.ALL_TO_ALL_GRADS,
-    OpKind.ALL_REDUCE,
-    OpKind.ALL_REDUCE_TABLES,
-    OpKind.REDUCE_SCATTER,
-)
-_EMBEDDING_COMMUNICATION: Final = (OpKind.ALL_TO_ALL_ROWS, OpKind.ALL_TO_ALL_GRADS, OpKind.ALL_REDUCE_TABLES)
-_LOOKUP_STAGES: Final = (
-    OpKind.SYNC,
-    OpKind.LOOKUP,
-    OpKind.ALL_TO_ALL_KEYS,
-    OpKind.ALL_GATHER,
-    OpKind.COPY_H2D,
-    OpKind.READ,
-    OpKind.WRITE_BACK,
-)
+
+def _exposed(*parts: StepPart) -> tuple[str, ...]:
+    """The parts of the step that these kinds have, in their order of precedence."""
+    kinds = [kind for kind in OpKind if KINDS[kind].part in parts and KINDS[kind].counted_as is None]
+    return tuple(f"exposed {kind.value}" for kind in sorted(kinds, key=lambda kind: KINDS[kind].precedence))
+
+
 #: The parts of a step, in order of precedence: an instant belongs to the first part that is active. What occupies the
 #: compute stream comes first, then what stalls it, then the lookup path that should hide behind it.
 PARTS: Final = (
     "compute",
-    "exposed dedup",
-    "exposed all_to_all[rows]",
-    "exposed all_to_all[grads]",
-    "exposed all_reduce",
-    "exposed all_reduce[tables]",
+    *_exposed(StepPart.ROUTING),
+    *_exposed(StepPart.EMBEDDINGS, StepPart.DENSE),
     "waiting for a peer",
-    *(f"exposed {kind.value}" for kind in _LOOKUP_STAGES),
+    *_exposed(StepPart.LOOKUP),
     "bubble",
 )
 _PART_OF_KIND: Final[dict[str, int]] = {
-    **{kind.value: PARTS.index("compute") for kind in COMPUTE},
-    **{part.removeprefix("exposed "): index for index, part in enumerate(PARTS) if part.startswith("exposed ")},
-    OpKind.REDUCE_SCATTER.value: PARTS.index("exposed all_reduce"),
+    kind.value: PARTS.index("compute" if kind in COMPUTE else f"exposed {(KINDS[kind].counted_as or kind).value}")
+    for kind in OpKind
+    if KINDS[kind].part is not StepPart.OTHER
 }
+_STALLS: Final = kinds_of(StepPart.EMBEDDINGS, StepPart.DENSE)
+_EMBEDDING_PARTS: Final = _exposed(StepPart.EMBEDDINGS)
+_LOOKUP_PARTS: Final = _exposed(StepPart.ROUTING, StepPart.LOOKUP)
 _WAITING: Final = PARTS.index("waiting for a peer")
 _BUBBLE: Final = PARTS.index("bubble")
 
@@ -172,7 +162,7 @@ def partition(timeline: Timeline, window: Window | None = None) -> pd.DataFrame:
     highs = ends[:, np.flatnonzero(steps == window.last)[-1]]
     kinds = timeline.ops["kind"].to_numpy()
     parts = np.array([_PART_OF_KIND.get(kind, _BUBBLE) for kind in kinds])
-    stalls = np.isin(kinds, [kind.value for kind in _WAITS_THAT_STALL])
+    stalls = np.isin(kinds, [kind.value for kind in _STALLS])
     rows = []
     for row in range(len(timeline.ranks)):
         low, high = lows[row], highs[row]
@@ -219,17 +209,16 @@ def measure(timeline: Timeline, *, global_batch: int | None = None, window: Wind
     step_ns = sum(parts.values())
     if not step_ns > 0:
         raise TraceError("the steady steps take no time: every op takes 0 ns; give at least one op a time")
-    embedding = np.isin(timeline.ops["kind"], [kind.value for kind in _EMBEDDING_COMMUNICATION])
+    embedding = np.isin(timeline.ops["kind"], [kind.value for kind in kinds_of(StepPart.EMBEDDINGS)])
     batches = timeline.ops["batch"].to_numpy()
     mine = embedding & (batches > window.first) & (batches <= window.last)
     transfer = timeline.end_ns[:, mine] - timeline.start_ns[:, mine] - timeline.wait_ns[:, mine]
     total_ns = float((transfer.sum(axis=1) * weights).sum()) / window.steps
-    exposed_ns = sum(parts[f"exposed {kind.value}"] for kind in _EMBEDDING_COMMUNICATION)
-    stages = [kind.value for kind in LOOKUP_PATH | {OpKind.ALL_GATHER}]
+    exposed_ns = sum(parts[part] for part in _EMBEDDING_PARTS)
     return StepMetrics(
         step_latency_ms=ns_to_ms(step_ns),
         qps=None if global_batch is None else global_batch * NS_PER_S / step_ns,
-        lookup_ms=ns_to_ms(sum(parts[f"exposed {stage}"] for stage in stages)),
+        lookup_ms=ns_to_ms(sum(parts[part] for part in _LOOKUP_PARTS)),
         communication_ms=ns_to_ms(exposed_ns),
         utilization=parts["compute"] / step_ns,
         exposed_communication_ratio=exposed_ns / total_ns if total_ns else None,

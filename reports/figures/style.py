@@ -14,7 +14,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from nestpipe.ir import OpKind
+from nestpipe.ir import KINDS as OP_KINDS
+from nestpipe.ir import OpKind, StepPart
 from nestpipe.timeline import PARTS
 
 __all__ = [
@@ -51,7 +52,7 @@ class Mark:
     marker: str = "o"
 
 
-KINDS: Final[dict[OpKind, Mark]] = {
+_MARKS: Final[dict[OpKind, Mark]] = {
     OpKind.READ: Mark(colour="#8c8c8c", short="read"),
     OpKind.COPY_H2D: Mark(colour="#b3b3b3", short="h2d", hatch="--"),
     OpKind.DEDUP: Mark(colour="#cc79a7", short="dedup", hatch="++"),
@@ -71,6 +72,19 @@ KINDS: Final[dict[OpKind, Mark]] = {
     OpKind.SEND: Mark(colour="#5e81ac", short="send"),
     OpKind.RECV: Mark(colour="#a3be8c", short="recv"),
     OpKind.WAIT: Mark(colour="#d9d9d9", short="wait"),
+}
+#: A kind without a mark of its own takes its part's colour, and a hatch that no other kind has.
+_PART_COLOURS: Final = {
+    StepPart.COMPUTE: "#56b4e9",
+    StepPart.ROUTING: "#e3b7d0",
+    StepPart.EMBEDDINGS: "#e69f00",
+    StepPart.DENSE: "#c9bd36",
+    StepPart.LOOKUP: "#66c2a4",
+    StepPart.OTHER: "#bdbdbd",
+}
+KINDS: Final[dict[OpKind, Mark]] = {
+    kind: _MARKS.get(kind) or Mark(colour=_PART_COLOURS[of.part], short=kind.value[:8], hatch="**")
+    for kind, of in OP_KINDS.items()
 }
 PARTS_MARKS: Final[dict[str, Mark]] = {
     "compute": Mark(colour="#0072b2", short="compute"),

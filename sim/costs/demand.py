@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from nestpipe.base import NS_PER_S
-from nestpipe.ir import COLLECTIVES, Loop, OpKind, Resource
+from nestpipe.ir import COLLECTIVES, KINDS, Cost, Loop, OpKind, Resource
 from sim.network import group_size_bytes, group_transfer
 from topologies.cluster import Cluster
 from topologies.fabric import Fabric
@@ -24,7 +24,6 @@ from traces.workloads import AcceleratorRates, Growth, GrowthLaws, WorkloadModel
 __all__ = ["Demand", "demands_of_case", "demands_of_model", "demands_of_preset", "num_owners", "origin_of"]
 
 _FITTED = frozenset({OpKind.FORWARD, OpKind.BACKWARD, OpKind.UPDATE, OpKind.ALL_TO_ALL_ROWS, OpKind.ALL_TO_ALL_GRADS})
-_DEVICE_MEMORY = (OpKind.DEDUP, OpKind.SYNC, OpKind.UPDATE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,38 +102,40 @@ def demands_of_model(rows: pd.DataFrame, loop: Loop) -> dict[OpKind, Demand]:
     """Demands from rows of one rank and step with flops, bytes and unique_keys (see
     `traces.workloads.synthesis.synthesise`).
 
-    The replicas of two-dimensional sparse parallelism exchange the rows that `write_back` writes and the keys that
-    `all_to_all[keys]` sends.
+    A kind without rows of its own moves as many bytes as the one that its record names: the replicas of
+    two-dimensional sparse parallelism exchange the rows that `write_back` writes and the keys that `all_to_all[keys]`
+    sends.
     """
     sums = rows.groupby("kind")[["flops", "bytes", "unique_keys"]].sum().astype(np.float64)
-
-    def of(kind: OpKind) -> Demand | None:
-        if kind.value not in sums.index:
-            return None
-        flops, size, keys = (float(value) for value in np.asarray(sums.loc[kind.value], dtype=np.float64))
-        if kind in COLLECTIVES:
-            return Demand(sent_bytes=size)
-        if kind in _DEVICE_MEMORY:
-            return Demand(device_bytes=size)
-        match kind:
-            case OpKind.READ:
-                return Demand(dram_bytes=size)
-            case OpKind.COPY_H2D:
-                return Demand(dram_bytes=size, h2d_bytes=size)
-            case OpKind.LOOKUP:
-                return Demand(host_rows=keys, dram_bytes=size, h2d_bytes=size)
-            case OpKind.WRITE_BACK:
-                return Demand(host_rows=keys, dram_bytes=size, d2h_bytes=size)
-        return Demand(flops=flops, device_bytes=size)
-
-    found = {kind: demand for kind in dict.fromkeys(op.kind for op in loop.ops) if (demand := of(kind)) is not None}
-    for kind, like, field in (
-        (OpKind.ALL_REDUCE_TABLES, OpKind.WRITE_BACK, "dram_bytes"),
-        (OpKind.ALL_GATHER, OpKind.ALL_TO_ALL_KEYS, "sent_bytes"),
-    ):
-        if any(op.kind is kind for op in loop.ops) and like in found:
-            found[kind] = Demand(sent_bytes=getattr(found[like], field))
+    found: dict[OpKind, Demand] = {}
+    for kind in dict.fromkeys(op.kind for op in loop.ops):
+        name = kind if kind.value in sums.index else KINDS[kind].sized_like
+        if name is not None and name.value in sums.index:
+            flops, size, keys = (float(value) for value in np.asarray(sums.loc[name.value], dtype=np.float64))
+            found[kind] = _demand(KINDS[kind].cost, flops, size, keys)
     return found
+
+
+def _demand(cost: Cost, flops: float, size: float, keys: float) -> Demand:
+    """What an op asks for, by its arithmetic, bytes and rows."""
+    match cost:
+        case Cost.NOTHING:
+            return Demand()
+        case Cost.HOST_MEMORY:
+            return Demand(dram_bytes=size)
+        case Cost.HOST_TO_DEVICE:
+            return Demand(dram_bytes=size, h2d_bytes=size)
+        case Cost.DEVICE_TO_HOST:
+            return Demand(dram_bytes=size, d2h_bytes=size)
+        case Cost.ROWS_TO_DEVICE:
+            return Demand(host_rows=keys, dram_bytes=size, h2d_bytes=size)
+        case Cost.ROWS_TO_HOST:
+            return Demand(host_rows=keys, dram_bytes=size, d2h_bytes=size)
+        case Cost.DEVICE_COPY | Cost.DEVICE_MEMORY:
+            return Demand(device_bytes=size)
+        case Cost.ARITHMETIC | Cost.MESSAGE:
+            return Demand(flops=flops, device_bytes=size)
+    return Demand(sent_bytes=size)
 
 
 def demands_of_case(

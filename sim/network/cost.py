@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from nestpipe.base import NS_PER_S, TopologyError, unknown_name
-from nestpipe.ir import ALL_TO_ALLS, Loop, OpKind, Resource, group_ranks
+from nestpipe.ir import KINDS, Cost, Loop, OpKind, Resource, group_ranks
 from sim.network.classes import LinkLoad, PairTraffic, Transfer, transfer
 from sim.network.collectives import ALGORITHMS, Algorithm, Place, Round, Split, Step
 from sim.network.problem import Floats, Ints
@@ -22,12 +22,6 @@ from topologies.fabric import Fabric
 
 __all__ = ["Collectives", "group_size_bytes", "group_transfer", "network_costs"]
 
-_COLLECTIVE = dict.fromkeys(ALL_TO_ALLS, "all_to_all") | {
-    OpKind.ALL_REDUCE: "all_reduce",
-    OpKind.ALL_REDUCE_TABLES: "all_reduce",
-    OpKind.ALL_GATHER: "all_gather",
-    OpKind.REDUCE_SCATTER: "reduce_scatter",
-}
 _UNIT_BYTES = 1e9
 _NO_BYTES = 1e-9
 
@@ -223,15 +217,15 @@ def group_transfer(
         sent_bytes: what each rank puts in.
     """
     ranks = _group_of(fabric, resource, domain_size)
-    gathered = len(ranks) if kind is OpKind.ALL_GATHER else 1
-    return Collectives(fabric).cost(_COLLECTIVE[kind], gathered * sent_bytes, ranks=ranks)
+    gathered = len(ranks) if KINDS[kind].cost is Cost.ALL_GATHER else 1
+    return Collectives(fabric).cost(KINDS[kind].cost, gathered * sent_bytes, ranks=ranks)
 
 
 def group_size_bytes(fabric: Fabric, kind: OpKind, resource: Resource, domain_size: int | None, time_s: float) -> float:
     """What each rank puts in for `group_transfer` to take `time_s`; 0 if nothing takes that little."""
     ranks = _group_of(fabric, resource, domain_size)
-    gathered = len(ranks) if kind is OpKind.ALL_GATHER else 1
-    return Collectives(fabric).size_bytes(_COLLECTIVE[kind], time_s, ranks=ranks) / gathered
+    gathered = len(ranks) if KINDS[kind].cost is Cost.ALL_GATHER else 1
+    return Collectives(fabric).size_bytes(KINDS[kind].cost, time_s, ranks=ranks) / gathered
 
 
 def network_costs(cluster: Cluster, loop: Loop, domain_size: int | None) -> Callable[[OpKind, float, int], float]:

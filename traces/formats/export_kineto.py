@@ -26,20 +26,23 @@ import numpy as np
 import pandas as pd
 
 from nestpipe.base import NS_PER_US, TraceError, atomic_file
-from nestpipe.ir import COLLECTIVES, OpKind
+from nestpipe.ir import COLLECTIVES, KINDS, Cost, kinds_of
 from traces.formats.kineto_events import TRAILING_STEP
 
 __all__ = ["device_class", "kineto_events", "table_rows", "write_kineto"]
 
 FIRST_STREAM = 7
 HOST_PID_FIRST = 1000
-_COMM = frozenset(kind.value for kind in (*COLLECTIVES, OpKind.SEND, OpKind.RECV))
-_MEM = {
-    OpKind.COPY_H2D.value: "Memcpy HtoD (Pinned -> Device)",
-    OpKind.SYNC.value: "Memcpy DtoD (Device -> Device)",
-    OpKind.WRITE_BACK.value: "Memcpy DtoH (Device -> Pinned)",
+_COMM = frozenset(kind.value for kind in COLLECTIVES | kinds_of(Cost.MESSAGE))
+_COPIES = {
+    Cost.HOST_TO_DEVICE: "Memcpy HtoD (Pinned -> Device)",
+    Cost.DEVICE_COPY: "Memcpy DtoD (Device -> Device)",
+    Cost.DEVICE_TO_HOST: "Memcpy DtoH (Device -> Pinned)",
+    Cost.ROWS_TO_HOST: "Memcpy DtoH (Device -> Pinned)",
 }
-_HOST = frozenset({OpKind.READ.value, OpKind.LOOKUP.value, OpKind.WAIT.value, "step", "host_wait", "unclassified"})
+_MEM = {kind.value: _COPIES[of.cost] for kind, of in KINDS.items() if of.cost in _COPIES}
+_ON_HOST = kinds_of(Cost.NOTHING, Cost.HOST_MEMORY, Cost.ROWS_TO_DEVICE)
+_HOST = frozenset(kind.value for kind in _ON_HOST) | {"step", "host_wait", "unclassified"}
 _KERNEL_NAMES = {
     "all_to_all": "SendRecv",
     "all_reduce": "AllReduce",

@@ -7,8 +7,8 @@ from dataclasses import FrozenInstanceError
 import pytest
 
 from nestpipe.base.errors import ScheduleError
-from nestpipe.ir import unroll
-from nestpipe.ir.model import Buffer, Data, Loop, OpKind, Place, Program, map_ops, with_micro_batches
+from nestpipe.ir import Data, OpKind, unroll
+from nestpipe.ir.model import Buffer, Loop, Place, Program, map_ops, with_micro_batches
 from nestpipe.schedules import load
 
 
