@@ -91,7 +91,7 @@ class Fabric:
 
     @property
     def domain(self) -> int:
-        """Ranks of a scale-up domain: what the innermost tier joins, or a host where that is everybody."""
+        """Ranks of a scale-up domain: those the innermost tier joins, or a host if that joins all."""
         inner = self.cluster.tiers[0].ranks_per_group
         return min(inner if inner is not None else self.cluster.ranks_per_node, self.world_size)
 

@@ -68,24 +68,6 @@ FORMAT_VERSION: Final = 1
 METADATA_KEY: Final = b"nestpipe.trace"
 CSV_PREFIX: Final = "# nestpipe trace "
 
-INT_COLUMNS: Final = (
-    "rank",
-    "step",
-    "batch",
-    "micro_batch",
-    "start_ns",
-    "end_ns",
-    "duration_ns",
-    "wait_ns",
-    "bytes",
-    "bytes_out",
-    "keys",
-    "unique_keys",
-    "flops",
-    "group_size",
-    "launch_ns",
-    "launch_end_ns",
-)
 TEXT_COLUMNS: Final = ("stream", "kind", "op", "collective", "group", "splits", "splits_out", "thread", "source")
 COLUMNS: Final = (
     *("rank", "step", "batch", "micro_batch", "stream", "kind", "op", "start_ns", "end_ns", "duration_ns", "wait_ns"),
@@ -103,12 +85,13 @@ COLUMNS: Final = (
     ),
     *("launch_ns", "launch_end_ns", "thread", "source"),
 )
+INT_COLUMNS: Final = tuple(name for name in COLUMNS if name not in TEXT_COLUMNS)
 REQUIRED: Final = ("kind", "source")
 
 EXTRA_KINDS: Final = {
     "step": "the profiler's step range on the host",
     "host_wait": "a host call that blocks until the device is done",
-    "unclassified": "device work that no rule could give an op kind; the coverage says why",
+    "unclassified": "device work without an op kind; the coverage gives the reason",
 }
 KINDS: Final = frozenset(kind.value for kind in OpKind) | EXTRA_KINDS.keys()
 # times may lie before a clock's epoch and steps before the first one (a prologue); everything else counts something
@@ -116,7 +99,7 @@ _SIGNED: Final = ("step", "start_ns", "end_ns", "launch_ns", "launch_end_ns")
 
 
 class Origin(StrEnum):
-    """How a number came to be; every `source` starts with one."""
+    """Where a number comes from; every `source` starts with one."""
 
     MEASURED = "measured"
     RECORDED = "recorded"
@@ -291,7 +274,7 @@ def write_table(table: TraceTable, path: str | os.PathLike[str]) -> None:
     """Writes Parquet, or CSV where the name ends in `.csv`; the file appears whole or not at all.
 
     Raises:
-        TraceError: the place cannot be written to.
+        TraceError: the file cannot be written.
     """
     write_tables([table], table.files, path)
 
@@ -305,7 +288,7 @@ def write_tables(tables: Iterable[TraceTable], files: Sequence[SourceFile], path
         path: Parquet, or CSV where the name ends in `.csv`; the file appears whole or not at all.
 
     Raises:
-        TraceError: the place cannot be written to.
+        TraceError: the file cannot be written.
     """
     write = _write_csv if Path(path).suffix == ".csv" else _write_parquet
     with atomic_file(path, TraceError) as file:
@@ -370,10 +353,10 @@ def _read_csv(path: str | os.PathLike[str]) -> tuple[pd.DataFrame, str]:
 
 
 def read_table(path: str | os.PathLike[str]) -> TraceTable:
-    """A trace table from Parquet or CSV, told apart by content.
+    """A trace table from Parquet or CSV; the content decides which.
 
     Raises:
-        TraceError: not readable, or a row that cannot be.
+        TraceError: not readable, or an invalid row.
     """
     try:
         with open(path, "rb") as file:

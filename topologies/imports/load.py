@@ -1,4 +1,4 @@
-"""Clusters from other tools' files, told apart by content; units are put right on the way.
+"""Clusters from other tools' files, whose format is detected from content; units are converted.
 
 What such a file does not say (accelerators, hosts) is taken from a named cluster of the catalogue and marked assumed.
 """
@@ -32,7 +32,7 @@ _OURS = ("nestpipe-topology", "accelerator:")  # one of these is in every descri
 
 
 def import_topology(path: Path, like: str = "dgx_h100") -> Cluster:
-    """A cluster from a file of another tool, told apart by its content.
+    """A cluster from a file of another tool; the content decides the format.
 
     Args:
         like: name of the catalogue whose accelerator and host fill in what the file does not say

@@ -1,6 +1,6 @@
-"""Measured collectives as one table, whoever printed them: nccl-tests, RCCL tests, HCCL, or a table of a tool.
+"""Benchmarks of collectives as one table: nccl-tests, RCCL tests, HCCL, or a table of a tool.
 
-`read_collective_log(path)` tells the formats apart by content. A row is one size of one collective at one world size,
+`read_collective_log(path)` detects the format from the content. A row is one size of one collective at one world size,
 out of place or in place; `time_ns` is what was measured, the bandwidths follow nccl-tests' definitions.
 """
 

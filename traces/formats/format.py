@@ -18,7 +18,7 @@ __all__ = ["Format", "Found", "Head", "Options", "Reader", "count"]
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The beginning of a file, which tells its format.
+    """The beginning of a file, from which its format is detected.
 
     Attributes:
         path: the file.
@@ -63,7 +63,12 @@ class Head:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How to read: whether to take the whole events of a file cut short, and whom to tell the bytes read so far."""
+    """How to read.
+
+    Attributes:
+        partial: take the complete events of a file that is cut short.
+        on_progress: called with the number of bytes read so far.
+    """
 
     partial: bool = False
     on_progress: Callable[[int], None] | None = None
@@ -74,7 +79,7 @@ class Found:
     """What one file adds to an import.
 
     Attributes:
-        rank: whose file it is; None where it is nobody's or unknown.
+        rank: that the file belongs to; None where it belongs to none, or is unknown.
         rows: of the trace table.
         section: the part of the import's summary that `summaries` belong to.
         summaries: JSON-ready.

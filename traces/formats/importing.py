@@ -1,7 +1,7 @@
-"""Any supported file or folder into one trace table and one summary; formats are told apart by content, not by name.
+"""Any supported file or folder into one trace table and one summary; formats are detected from content, not from names.
 
 `import_traces([...])` is all that the command line does. Files named one by one must all be understood; in a folder,
-what is no trace is left out and listed with the reason.
+other files are skipped and listed with the reason.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _first(head: Head) -> Format | None:
 
 
 def find_files(paths: Iterable[str | os.PathLike[str]]) -> list[tuple[Path, bool]]:
-    """The files to import and whether each was named itself (True) or found in a folder (False), in order.
+    """The files to import, in order, each with True if it was named itself, False if it was found in a folder.
 
     Raises:
         TraceError: a path that does not exist, or an empty folder.

@@ -48,7 +48,7 @@ class DeviceClass(IntEnum):
 
 @dataclass(slots=True)
 class HostRange:
-    """A host range that says something; sizes in bytes, `None` where the trace does not tell."""
+    """A host range with a meaning; sizes in bytes, `None` where not recorded."""
 
     name: str
     start_ns: int
@@ -65,7 +65,7 @@ class HostRange:
 
 @dataclass(slots=True)
 class KinetoEvents:
-    """What one file holds, unjoined. Device events and launches are parallel columns, times in ns."""
+    """The contents of one file, unjoined. Device events and launches are parallel columns, times in ns."""
 
     path: str
     rank: int | None = None
@@ -333,7 +333,7 @@ def read_events(
         on_progress: called with the number of unpacked bytes read so far.
 
     Raises:
-        TraceError: not such a file, cut short, or an event whose times cannot be.
+        TraceError: not such a file, cut short, or an event with invalid times.
     """
     events = KinetoEvents(os.fspath(path))
     stream = EventStream(path, partial=partial, on_progress=on_progress)

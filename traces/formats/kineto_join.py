@@ -331,7 +331,7 @@ def _notes(
 
 
 def group_of(found: HostRange) -> tuple[str, int | None]:
-    """Name and size of the process group of a collective, as far as the trace tells."""
+    """Name and size of the process group of a collective, where the trace records them."""
     name = found.args.get("Process Group Name")
     size = whole(found.args.get("Group size"))
     return (str(name) if name is not None else "", size if size is not None and size > 0 else None)

@@ -25,7 +25,7 @@ class Given(NamedTuple):
     world_size: int | None
 
     def named(self, text: str) -> str | None:
-        """The collective: as the caller says, as this text says, or as the file's name says."""
+        """The collective that the caller, else this text, else the file's name states."""
         return self.collective or collective_name(text) or collective_name(Path(self.path).name)
 
     def source(self, note: str = "") -> str:

@@ -44,7 +44,7 @@ _AVERAGE = re.compile(r"Avg bus bandwidth\s*:\s*([0-9.eE+-]+)", re.IGNORECASE)
 _START = re.compile(r"Collective test starting:\s*(\S+)", re.IGNORECASE)
 
 
-# ambiguous ones are told apart by the printed bandwidth
+# the printed bandwidth decides which of two units is meant
 _SIZE_UNITS: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(("b", "byte", "bytes"), (1,)),
     **{f"{k}ib": (1024**n,) for n, k in enumerate("kmg", 1)},
@@ -80,7 +80,7 @@ class LogRow(NamedTuple):
 
 
 class LogHeader(NamedTuple):
-    """What the lines around the rows say, where they do: test program, ranks, average bus bandwidth in bytes/s."""
+    """What the lines around the rows state: test program, ranks, average bus bandwidth in bytes/s."""
 
     test: str | None
     num_ranks: int | None
@@ -141,7 +141,7 @@ def _row(path: str, number: int, tokens: list[str], has_root: bool, width: int) 
         time_us = float(cells[0])
         if not 0 <= time_us < 1e15 or size >= 2**62:
             raise TraceError(
-                f"{path}: line {number}: a size of {size} B in {cells[0]} us cannot be; is the line damaged?"
+                f"{path}: line {number}: a size of {size} B in {cells[0]} us is invalid; is the line damaged?"
             )
         checked = len(cells) > 3 and cells[3] != "N/A"
         rows.append(LogRow(number, size, dtype, redop, time_us, cells[1], cells[2], placement == 1, checked))
@@ -193,7 +193,7 @@ def _hccl_row(path: str, number: int, cells: list[str], columns: _HcclColumns) -
     """A row of the HCCL tester; `None` where the line is none.
 
     Raises:
-        TraceError: KB, MB or GB, of which nothing tells whether they are powers of 1000 or of 1024.
+        TraceError: invalid, or in KB, MB or GB that may be powers of 1000 or of 1024.
     """
     if len(cells) < 3 or max(columns[:3]) >= len(cells):
         return None
@@ -202,7 +202,7 @@ def _hccl_row(path: str, number: int, cells: list[str], columns: _HcclColumns) -
         return None
     time_us, gb = float(time) * columns.time_us, float(bandwidth) * columns.bandwidth_gb
     if not (0 <= time_us < 1e15 and 0 <= float(size) * columns.size_bytes[-1] < 2**62):
-        raise TraceError(f"{path}: line {number}: a size of {size} in {time} cannot be; is the line damaged?")
+        raise TraceError(f"{path}: line {number}: a size of {size} in {time} is invalid; is the line damaged?")
     sizes = [float(size) * unit for unit in columns.size_bytes]
     if len(sizes) > 1:
         # the printed bandwidth is size over time in 10^9 bytes, so it says which of the two was meant
@@ -235,7 +235,7 @@ def parse_text(path: str, lines: Iterable[tuple[int, str]]) -> tuple[LogHeader, 
     """Rows and header of a text log; rows of size 0 are left out, stray lines of libraries and launchers ignored.
 
     Raises:
-        TraceError: a row that cannot be read.
+        TraceError: an invalid row.
     """
     test: str | None = None
     ranks: set[int] = set()
@@ -288,10 +288,10 @@ _NAME_IT = "name it in the file's name, such as all_gather.log (in Python: colle
 
 
 def infer_collective(path: str, header: LogHeader, rows: list[LogRow], hint: str) -> str:
-    """Which collective a log measured: what it says, else what its bandwidths allow and the file name (`hint`) picks.
+    """The collective that a log measured: as stated, else one its bandwidths allow, chosen by the file name (`hint`).
 
     Raises:
-        TraceError: several are possible and nothing tells them apart.
+        TraceError: several are possible.
     """
     if header.test and (named := collective_name(header.test)):
         return named
@@ -333,7 +333,7 @@ def infer_world_size(path: str, collective: str, header: LogHeader, rows: list[L
     The factor that the program itself applied outranks what a header or a name claims.
 
     Raises:
-        TraceError: nothing says it.
+        TraceError: unknown.
     """
     claims = [(header.num_ranks, "printed")] if header.num_ranks else []
     claims += [

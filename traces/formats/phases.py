@@ -1,6 +1,6 @@
 """What a host range says about the device work launched inside it: annotations and op names to op kinds.
 
-The innermost range that says something decides. Rules follow TorchRec's pipeline annotations (`## sparse_data_dist ##`,
+The innermost range with a meaning decides. Rules follow TorchRec's pipeline annotations (`## sparse_data_dist ##`,
 `## forward ##`, ...), FBGEMM's embedding ops and PyTorch's autograd and optimizer ranges.
 """
 
@@ -115,7 +115,7 @@ KIND_OF_COLLECTIVE = {
 
 
 def phase_of(name: str) -> Phase | None:
-    """What a host range of this name says; `None` where it says nothing.
+    """The meaning of a host range of this name; `None` if it has none.
 
     >>> phase_of("## sparse_data_dist ##").kind
     <OpKind.DEDUP: 'dedup'>
@@ -145,7 +145,7 @@ def is_backend_range(name: str) -> bool:
 
 
 def collective_of(name: str) -> str:
-    """One spelling for a collective, whoever spells it; an unknown one stays as it is.
+    """The usual spelling of a collective; an unknown one stays as it is.
 
     >>> [collective_of(name) for name in ("nccl:_all_gather_base", "all_to_allv", "allreduce", "nccl:send 0->1")]
     ['all_gather', 'all_to_all', 'all_reduce', 'send']
@@ -160,7 +160,7 @@ def known_collective(text: str) -> str | None:
 
 
 def kernel_collective(name: str) -> str | None:
-    """What the name of a communication kernel alone says; `None` where it is no communication kernel.
+    """The collective that the name of a communication kernel states; `None` for any other kernel.
 
     `SendRecv` is all-to-all in all but point-to-point code; `Generic` (RCCL) could be anything.
 

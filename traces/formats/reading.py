@@ -33,14 +33,14 @@ PIECE_BYTES = 1 << 18
 
 
 class ReadsBytes(Protocol):
-    """What is read from."""
+    """A source of bytes."""
 
     def read(self, size: int = -1, /) -> bytes:
         """Up to `size` bytes, or everything."""
 
 
 def unreadable(path: str | os.PathLike[str], error: Exception) -> TraceError:
-    """The error for a file that the operating system or gzip gives up on."""
+    """The error for a file that the operating system or gzip fails to read."""
     if isinstance(error, FileNotFoundError):
         return TraceError(f"{path}: no such file")
     if isinstance(error, EOFError):
@@ -146,7 +146,7 @@ def parse_json(path: str | os.PathLike[str], text: str) -> Any:
     """The JSON value of `text`, which came from `path`.
 
     Raises:
-        TraceError: not JSON; says where it stops being it, and whether the file looks cut short.
+        TraceError: invalid JSON; the message gives the position and whether the file looks cut short.
     """
     try:
         return json.loads(text)

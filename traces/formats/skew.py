@@ -53,12 +53,12 @@ class Matched:
 
     @property
     def transfer_ns(self) -> int:
-        """The shortest duration: what the exchange takes once everybody is there."""
+        """The shortest duration: the exchange itself, once every rank has arrived."""
         return min(exchange.duration_ns for exchange in self.exchanges)
 
     @property
     def waits_ns(self) -> list[int]:
-        """What each rank spent waiting for the last to arrive."""
+        """The time each rank waited for the last to arrive."""
         return [exchange.duration_ns - self.transfer_ns for exchange in self.exchanges]
 
 

@@ -66,7 +66,7 @@ def read_key_files(
         only: leaves `every` at the chosen columns.
 
     Raises:
-        TraceError: a file that cannot be read, an unknown column, or a sequence without its two columns.
+        TraceError: an unreadable file, an unknown column, or a sequence without its two columns.
     """
     layout = detect_layout(files[0])
     candidates = (*(columns or ()), *(layout.default_columns if only and not sequence else layout.key_columns))
@@ -125,7 +125,7 @@ def statistics_at(
     seed: int = 0,
     duplication: tuple[MicroBatchDuplication, ...] = (),
 ) -> tuple[KeyStatistics, str | None]:
-    """Statistics at a world size, measured if the stream fills two global batches; else a note says what was done.
+    """Statistics at a world size, measured if the stream fills two global batches; else a note explains the answer.
 
     Args:
         stream: samples in order.
@@ -162,7 +162,7 @@ def statistics_at(
 
 
 class KeyRatios:
-    """What a simulation asks of key files, worked out once each: statistics by batch, owners and micro-batches.
+    """What a simulation needs of key files, computed once each: statistics by batch, owners and micro-batches.
 
     A copy that is pickled, for the workers of a sweep, knows what was asked before and nothing else.
     """

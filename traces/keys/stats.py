@@ -1,4 +1,4 @@
-"""What a key stream costs on a cluster: keys per rank, rows per owner, hot shards, splits, overlap of batches.
+"""A key stream on a cluster: keys per rank, rows per owner, hot shards, splits, overlap of batches.
 
 A global batch is `batch * world_size` samples, of which rank r holds the r-th run of `batch`. A key's owner is
 `owner_of(key, world_size)`. A rank dedups its batch before routing; an owner dedups again what it receives from all

@@ -1,4 +1,4 @@
-"""A key stream: which embedding rows each sample looks up, as jagged arrays, and the hash that says who owns a row."""
+"""A key stream: the embedding rows each sample looks up, as jagged arrays; the hash that gives a row its owner."""
 
 from __future__ import annotations
 

@@ -144,6 +144,22 @@ def _check_positive(**sizes: int) -> None:
             raise TraceError(f"{name} must be at least 1, got {size}")
 
 
+def _sequence_model(
+    name: str, items: Table, block: tuple[MatMul, ...], layers: int, *, elementwise: int, source: str
+) -> WorkloadModel:
+    """`layers` blocks over a sequence of items; `elementwise` is a block's."""
+    return WorkloadModel(
+        name=name,
+        tables=(items,),
+        matmuls=block * layers,
+        dense_parameters=layers * sum(product.k * product.n for product in block if product.weight),
+        elementwise=layers * elementwise,
+        dense_features=0,
+        sequence_length=round(items.lookups),
+        source=source,
+    )
+
+
 def hstu(
     *,
     layers: int = 8,
@@ -178,14 +194,12 @@ def hstu(
         _linear("output", n, inner, dim),
     )
     per_layer = 2 * 4 * n * inner + 2 * heads * n * n + 3 * n * inner + 3 * n * dim
-    return WorkloadModel(
-        name="hstu",
-        tables=(Table(name="item", num_rows=num_items, dim=dim, lookups=float(n)),),
-        matmuls=block * layers,
-        dense_parameters=layers * (dim * 4 * inner + inner * dim),
-        elementwise=layers * per_layer,
-        dense_features=0,
-        sequence_length=n,
+    return _sequence_model(
+        "hstu",
+        Table(name="item", num_rows=num_items, dim=dim, lookups=float(n)),
+        block,
+        layers,
+        elementwise=per_layer,
         source=f"formula: HSTU, arXiv 2402.17152 eq. 1-3; {source}",
     )
 
@@ -222,28 +236,26 @@ def fuxi_alpha(
     width = head_dim if head_dim is not None else max(dim // heads, 1)
     hidden = feed_forward if feed_forward is not None else dim
     n, inner = sequence_length, heads * width
-    channel = MatMul(name="attention v", m=n, k=n, n=width, count=heads, weight=False)
     block = (
         _linear("qkv", n, dim, 3 * inner),
         _linear("gate", n, dim, 3 * inner),
         MatMul(name="q k^T", m=n, k=width, n=n, count=heads, weight=False),
-        channel,
-        MatMul(name="temporal v", m=n, k=n, n=width, count=heads, weight=False),
-        MatMul(name="positional v", m=n, k=n, n=width, count=heads, weight=False),
+        *(
+            MatMul(name=f"{channel} v", m=n, k=n, n=width, count=heads, weight=False)
+            for channel in ("attention", "temporal", "positional")
+        ),
         _linear("output", n, 3 * inner, dim),
         _linear("feed-forward gate", n, dim, hidden),
         _linear("feed-forward up", n, dim, hidden),
         _linear("feed-forward down", n, hidden, dim),
     )
     per_layer = 2 * 6 * n * inner + 2 * heads * n * n + 9 * n * inner + 6 * n * dim + 3 * n * hidden
-    return WorkloadModel(
-        name="fuxi_alpha",
-        tables=(Table(name="item", num_rows=num_items, dim=dim, lookups=float(n)),),
-        matmuls=block * layers,
-        dense_parameters=layers * (dim * 6 * inner + 3 * inner * dim + 3 * dim * hidden),
-        elementwise=layers * per_layer,
-        dense_features=0,
-        sequence_length=n,
+    return _sequence_model(
+        "fuxi_alpha",
+        Table(name="item", num_rows=num_items, dim=dim, lookups=float(n)),
+        block,
+        layers,
+        elementwise=per_layer,
         source=f"formula: FuXi-alpha, arXiv 2502.03036 sec. 4; {source}",
     )
 
