@@ -31,8 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from sim.engine import Activity, FluidSystem, MaxMin
 from sim.network import PairTraffic, simulate, simulate_vector, transfer
-from sim.network.oracle import build_plan
-from sim.network.oracle.cases import CaseFile, _Network, _Topology, evaluate_cases
+from sim.network.oracle import CaseFile, Network, build_program, evaluate_cases
 from tests.sim.network.files import case_file, leaf_spine, rail_spine, star, torus
 from topologies.cluster import load_cluster
 from topologies.fabric import Fabric
@@ -94,18 +93,19 @@ def irregular(quick: bool) -> None:
     kinds = [("pairwise_shift", "random"), ("pairwise_shift", "hot0"), ("hier2_local", "random"), ("direct", "hot0"),
              ("direct", "random")]  # fmt: skip
     for topology in small if quick else small + large:
-        network = _Network(topology["id"], msgspec.convert(topology, _Topology))
+        file = msgspec.convert(case_file((topology, "direct", "random", 64 * MB)), CaseFile)
+        network = Network(topology["id"], file.topologies[topology["id"]])
         for algorithm, traffic in kinds:
             if topology["P"] > 64 and algorithm == "direct":
                 continue
-            plan = build_plan(algorithm, traffic, 64 * MB, topology["P"], topology["ranks_per_node"])
-            problem = network.problem(plan)
-            seconds, (_, rows) = cpu(lambda p=problem, a=plan: simulate(p, a.flow_tag, a.node_tag), repeats=2)
-            slow, ratio = topology["P"] > 64 or rows < plan.num_flows, f"{'-':>15}"
+            program = build_program(algorithm, traffic, 64 * MB, topology["P"], topology["ranks_per_node"])
+            problem = network.problem(program)
+            seconds, (_, rows) = cpu(lambda p=problem, a=program: simulate(p, a.flow_tag, a.node_tag), repeats=2)
+            slow, ratio = topology["P"] > 64 or rows < program.num_flows, f"{'-':>15}"
             if not slow:
                 ratio = f"{cpu(lambda p=problem: simulate_vector(p), repeats=1)[0] / seconds:>14.1f}x"
             name = f"{algorithm} {traffic} {topology['id']}"
-            print(f"{name:<52}{plan.num_flows:>9}{seconds:>9.3f}{seconds / rows * 1e6:>9.1f}{ratio}")
+            print(f"{name:<52}{program.num_flows:>9}{seconds:>9.3f}{seconds / rows * 1e6:>9.1f}{ratio}")
 
 
 def class_model(quick: bool) -> None:

@@ -20,25 +20,24 @@ def network(
         str | None, typer.Option("--only", metavar="PATTERN", help="Part of a case's id, or a shell pattern (*, ?).")
     ] = None,
     draws: Annotated[
-        int | None,
-        typer.Option("--draws", min=0, help="Perturbed runs behind the median of a chaotic case; 0: never perturb."),
-    ] = None,
+        int, typer.Option("--draws", min=0, help="Perturbed runs that give the range of a chaotic case; 0: none.")
+    ] = 0,
     output: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TEXT,
 ) -> None:
     """Completion times of communication on shared links, as a max-min fair fluid, flow by flow.
 
     Traffic and schedules are rebuilt from the file's rules; a file's own answers are not read. Where ranks go from
-    round to round on their own, rounding noise can move the answer by per cent; such a chaotic case is answered with
-    the median of a few runs whose bandwidths differ by 1e-9.
+    round to round on their own, rounding noise can move the answer by per cent; --draws 5 runs such cases with
+    bandwidths changed by 1e-9 and prints the range beside the answer.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the systems are small: threads would cost more than they give
     from nestpipe.base import CaseError, TopologyError
-    from sim.network.oracle import DEFAULT_DRAWS, evaluate_cases, read_cases
+    from sim.network.oracle import evaluate_cases, read_cases
 
     file = read_cases(cases)
     try:
         with progress() as told:
-            found = evaluate_cases(file, only=only, num_draws=DEFAULT_DRAWS if draws is None else draws, progress=told)
+            found = evaluate_cases(file, only=only, num_draws=draws, progress=told)
     except (CaseError, TopologyError) as error:
         raise type(error)(f"{cases}: {error}") from None
     if output is Format.JSON:
@@ -55,10 +54,12 @@ def network(
     width = max((len(case["id"]) for case in [*found["cases"], *found["basic_cases"]]), default=4)
     typer.echo(f"{'case':<{width}} {'completion_s':>14} {'flows':>9} {'rows':>9} {'wall_s':>9}  note")
     for case in found["cases"]:
-        note = {
-            "chaotic": f"chaotic: median of {len(case['draws_s'])} draws",
-            "not tried": "not tried whether it is chaotic",
-        }.get(case["chaos"], "")
+        note = ""
+        if case["chaos"] == "chaotic":
+            drawn = case["draws_s"]
+            note = f"chaotic: {min(drawn):.6g} to {max(drawn):.6g} s in {len(drawn)} draws"
+        elif draws and case["chaos"] == "not tried":
+            note = "not tried whether it is chaotic: too many flows"
         typer.echo(
             f"{case['id']:<{width}} {case['completion_time_s']:>14.9g} {case['flows']:>9} {case['rows']:>9} "
             f"{case['wall_s']:>9.4f}  {note}".rstrip()

@@ -4,7 +4,7 @@ from sim.network.classes import PairTraffic, Transfer, transfer
 from sim.network.collectives import ALGORITHMS, Place, Round, Split, Traffic
 from sim.network.cost import Collectives, group_size_bytes, group_transfer, network_costs
 from sim.network.curves import read_curves
-from sim.network.problem import Floats, FlowProblem
+from sim.network.problem import Floats, FlowProblem, Ints
 from sim.network.solve import Measured, flow_problem, measure, simulate
 from sim.network.vector import simulate_vector
 
@@ -13,6 +13,7 @@ __all__ = [
     "Collectives",
     "Floats",
     "FlowProblem",
+    "Ints",
     "Measured",
     "PairTraffic",
     "Place",

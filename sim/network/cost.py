@@ -1,8 +1,8 @@
 """What a collective takes on a described cluster: the steps of its algorithm on the cluster's links, summed up.
 
-A round is as long as the longest route plus its busiest link; All2All traffic goes through `sim.network.classes`. Times
-are those of the hardware as described. What software makes of it is the business of measured curves
-(`sim.network.curves`).
+A round is as long as a route and its busiest link, whichever takes longest; All2All traffic goes through
+`sim.network.classes`. Times are those of the hardware as described. What software makes of it is the business of
+measured curves (`sim.network.curves`).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Collectives:
             TopologyError: ranks that the fabric does not have, or All2All traffic that the class model refuses.
         """
         group = self._group(ranks)
-        place = self._place(group, num_rings)
+        place = self.place(group, num_rings)
         if isinstance(size, Split) and size.num_ranks != len(group):
             raise ValueError(f"split is for {size.num_ranks} ranks, the group has {len(group)}")
         if len(group) == 1:
@@ -72,7 +72,7 @@ class Collectives:
 
         Each algorithm takes a latency and then grows with the size, so the fastest reaches `time_s` last.
         """
-        place = self._place(self._group(ranks), None)
+        place = self.place(self._group(ranks))
         found = [0.0]
         for name, row in ALGORITHMS[collective].items():
             if place.num_ranks > 1 and row.automatic and row.lacks(place) is None:
@@ -95,7 +95,8 @@ class Collectives:
             raise ValueError("a group must not name a rank twice")
         return found
 
-    def _place(self, group: Ints, num_rings: int | None) -> Place:
+    def place(self, group: Ints, num_rings: int | None = None) -> Place:
+        """Where the ranks of a group sit."""
         domain, inner = self.fabric.domain, self.fabric.layers[0].tier.kind
         table = None
         if len(group) % domain == 0:
@@ -124,17 +125,18 @@ class Collectives:
                 time_s, latency_s = time_s + found[-1].time_s, latency_s + found[-1].latency_s
             else:
                 round_s, hop_s, bytes_on = self._round(step, group)
-                time_s += step.times * (round_s + (step.hops - 1) * hop_s)
-                latency_s += step.times * step.hops * hop_s
+                waiting_s = (step.hops - 1) * hop_s
+                time_s += step.times * (round_s + waiting_s)
+                latency_s += step.times * (min(hop_s, round_s - self._busy_s(bytes_on).max()) + waiting_s)
                 carried += step.times * bytes_on
         loads = _joined([self._loads(carried), *(each.loads for each in found)])
         return Transfer(time_s=time_s, latency_s=latency_s, loads=loads)
 
     def _round(self, step: Round, group: Ints) -> tuple[float, float, Floats]:
-        """One round: seconds with and of latency, and bytes on each link.
+        """One round: seconds in all and of the longest route, and bytes on each link.
 
-        Flows of equal size on the busiest link end together, so it and the longest route give the time; flows of
-        different sizes are simulated.
+        Flows of equal size on a busy link end together, so the busiest link of each route and its latency give the
+        time; flows of different sizes are simulated.
         """
         moving = np.flatnonzero((step.size > 0) & (step.src != step.dst))
         if not len(moving):
@@ -147,9 +149,14 @@ class Collectives:
         latency = self._latency_s[routes].sum(axis=1)
         hop_s = float(latency.max())
         if size.min() == size.max():
-            return hop_s + float((carried / self.fabric.capacity).max()), hop_s, carried
+            busy_s = np.append(self._busy_s(carried), 0.0)[routes].max(axis=1)
+            return float((latency + busy_s).max()), hop_s, carried
         problem = flow_problem(routes=routes, capacity=self.fabric.capacity, size=size, delay=latency)
         return float(run_rows(problem).max()), hop_s, carried
+
+    def _busy_s(self, carried: Floats) -> Floats:
+        """Seconds that its bytes keep each link busy."""
+        return carried / self.fabric.capacity
 
     def _loads(self, carried: Floats) -> list[LinkLoad]:
         """Of every kind of link the busiest stands for all."""

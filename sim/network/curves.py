@@ -23,7 +23,7 @@ from nestpipe.base import TraceError
 from sim.network.problem import Floats
 from traces.formats import read_collective_log
 
-__all__ = ["Basis", "Curve", "Estimate", "Residuals", "read_curves"]
+__all__ = ["Basis", "Curve", "Reading", "Residuals", "read_curves"]
 
 _SAME_SIZE = 1e-9
 _LEAST_SIZES = 2
@@ -38,7 +38,7 @@ class Basis(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class Reading:
     """A time and what it rests on."""
 
     time_ns: int
@@ -81,7 +81,7 @@ class Curve:
         if min(self.time_ns) <= 0:
             raise TraceError(f"{self.source}: a measured time must be positive, got {min(self.time_ns)} ns")
 
-    def at(self, size_bytes: float) -> Estimate:
+    def at(self, size_bytes: float) -> Reading:
         """Time for a size.
 
         Raises:
@@ -92,12 +92,12 @@ class Curve:
         sizes, times = np.array(self.size_bytes, dtype=float), np.array(self.time_ns, dtype=float)
         near = int(np.abs(sizes - size_bytes).argmin())
         if abs(sizes[near] / size_bytes - 1) < _SAME_SIZE:
-            return Estimate(self.time_ns[near], Basis.MEASURED)
+            return Reading(self.time_ns[near], Basis.MEASURED)
         if size_bytes < sizes[0]:
-            return Estimate(self.time_ns[0], Basis.EXTRAPOLATED)
+            return Reading(self.time_ns[0], Basis.EXTRAPOLATED)
         if size_bytes > sizes[-1]:
-            return Estimate(round(times[-1] * size_bytes / sizes[-1]), Basis.EXTRAPOLATED)
-        return Estimate(round(_between(sizes, times, size_bytes)), Basis.INTERPOLATED)
+            return Reading(round(times[-1] * size_bytes / sizes[-1]), Basis.EXTRAPOLATED)
+        return Reading(round(_between(sizes, times, size_bytes)), Basis.INTERPOLATED)
 
     def leave_one_out(self) -> Residuals:
         """How well each size between the smallest and the largest follows from the others.

@@ -178,6 +178,5 @@ def _quotient(problem: FlowProblem, colours: _Refinement) -> Folded:
         done_weight=done_weight,
         node_pending=problem.node_pending[nodes],
         node_next=node_class[problem.node_next[nodes]],
-        barriers_only=problem.barriers_only,
     )
     return Folded(problem=folded, row_of=colours.flow)

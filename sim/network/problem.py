@@ -30,7 +30,6 @@ class FlowProblem:
         done, done_weight: int64 (flows, 2): nodes a flow counts towards (−1: none), and by how much
         node_pending: what each node still waits for; nodes with 0 complete at time 0
         node_next: the node that also waits for this one, or −1
-        barriers_only: every flow of a node has ended before the next node completes
     """
 
     routes: NDArray[np.int32]
@@ -43,7 +42,6 @@ class FlowProblem:
     done_weight: Ints
     node_pending: Ints
     node_next: Ints
-    barriers_only: bool
 
     @property
     def num_flows(self) -> int:

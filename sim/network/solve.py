@@ -1,10 +1,9 @@
 """How long communication takes on a network of shared links, flow by flow, as a max-min fair fluid.
 
 `simulate` is exact: it merges flows that symmetry makes equal (`sim.network.fold`) and then runs one of two solvers,
-for many flows at a time (`sim.network.vector`) or for few (`sim.network.events`). `measure` adds what a caller wants to
-know about a case, among it whether the answer is *chaotic*: where ranks go from round to round on their own, rounding
-noise can grow until the completion time moves by per cent; then the median of a few runs with bandwidths changed by
-1e-9 is reported.
+for many flows at a time (`sim.network.vector`) or for few (`sim.network.events`). `measure` adds, where asked, whether
+the answer is *chaotic*: where ranks go from round to round on their own, rounding noise can grow until the completion
+time moves by per cent. A few runs with bandwidths changed by 1e-9 then give the range in which it lies.
 """
 
 from __future__ import annotations
@@ -47,11 +46,11 @@ class Measured:
     """What simulating a case found.
 
     Attributes:
-        completion_s: end of the last flow; the median of `draws` where the case is chaotic
-        finish_s: end of each flow of the unperturbed run
+        completion_s: end of the last flow
+        finish_s: end of each flow
         num_rows: rows left after merging equal flows
         sensitivity: relative change of the completion time under a change of 1e-9 of the bandwidths, None if not tried
-        chaos: what that says; not tried for very many flows, as a run for each draw would take long
+        chaos: what that says; not tried unless asked, nor for very many flows, as a run for each draw would take long
         draws: completion times of perturbed runs, s
     """
 
@@ -79,7 +78,6 @@ def flow_problem(
         done_weight=np.ones((flows, 2), dtype=np.int64),
         node_pending=np.zeros(1, dtype=np.int64),
         node_next=np.full(1, -1, dtype=np.int64),
-        barriers_only=True,
     )
 
 
@@ -140,10 +138,10 @@ def _is_dense(problem: FlowProblem, stage: Ints) -> bool:
 
 
 def measure(problem: FlowProblem, flow_tag: Ints, node_tag: Ints, *, num_draws: int, local: bool) -> Measured:
-    """Simulates, and where ranks go on by themselves (`local`) finds out whether the answer can be trusted.
+    """Simulates, and where ranks go on by themselves (`local`) finds out how far rounding noise moves the answer.
 
     Args:
-        num_draws: perturbed runs that a chaotic case's median is taken over; 0: never perturb
+        num_draws: perturbed runs of a chaotic case; 0: never perturb
         local: ranks enter rounds on their own; other schedules are not chaotic
     """
     finish, rows = simulate(problem, flow_tag, node_tag)
@@ -161,8 +159,6 @@ def measure(problem: FlowProblem, flow_tag: Ints, node_tag: Ints, *, num_draws: 
         if seed == 0 and abs(draws[0] / completion - 1) <= CHAOTIC_ABOVE:
             break
     sensitivity = max(abs(draw / completion - 1) for draw in draws)
-    if sensitivity > CHAOTIC_ABOVE:
-        completion = float(np.median(draws))
     return Measured(
         completion_s=completion,
         finish_s=finish,

@@ -1,11 +1,12 @@
 """Recorded network cases: topologies, message programs and routes to solve them on."""
 
-from sim.network.oracle.cases import DEFAULT_DRAWS, evaluate_cases, read_cases
-from sim.network.oracle.programs import build_plan
+from sim.network.oracle.cases import CaseFile, Network, evaluate_cases, read_cases
+from sim.network.oracle.programs import build_program
 
 __all__ = [
-    "DEFAULT_DRAWS",
-    "build_plan",
+    "CaseFile",
+    "Network",
+    "build_program",
     "evaluate_cases",
     "read_cases",
 ]

@@ -18,13 +18,12 @@ import numpy as np
 
 from nestpipe.base import CaseError, TopologyError, unknown_name
 from sim.network import Floats, FlowProblem, Measured, flow_problem, measure
-from sim.network.oracle.programs import Plan, build_plan, check_names
+from sim.network.oracle.programs import MessageProgram, build_program, check_names
 from sim.network.oracle.routes import Graph, IntArray, build_routes, check_walks, pad_routes
 
-__all__ = ["CaseFile", "evaluate_cases", "read_cases"]
+__all__ = ["CaseFile", "Network", "evaluate_cases", "read_cases"]
 
 FORMAT = "network-oracle-1"
-DEFAULT_DRAWS = 21
 MAX_RANKS = 8192
 MAX_BYTES = 10**15  # a thousand times as much must fit into 64 bits
 _ROUTED_FIRST = 256  # ranks up to which routes are rebuilt, and so checked, before any case runs
@@ -92,7 +91,7 @@ def read_cases(path: Path) -> CaseFile:
     try:
         file = msgspec.json.decode(path.read_bytes(), type=CaseFile)
     except OSError as error:
-        raise CaseError(f"{path}: cannot be read: {error.strerror}") from None
+        raise CaseError(f"{path}: not readable: {error.strerror}") from None
     except msgspec.DecodeError as error:
         raise CaseError(f"{path}: {error}") from None
     if file.format != FORMAT:
@@ -115,7 +114,7 @@ def _link_arrays(links: list[_Link], where: str) -> tuple[Floats, Floats]:
     return np.array([ln.bandwidth for ln in links]), np.array([ln.latency for ln in links] + [0.0])
 
 
-class _Network:
+class Network:
     """A topology of a case file with its route table, built once for all its cases."""
 
     def __init__(self, name: str, topology: _Topology) -> None:
@@ -139,21 +138,10 @@ class _Network:
             self.routes = pad_routes(topology.routes, graph.num_links, where)
             check_walks(self.routes, graph)
 
-    def problem(self, plan: Plan) -> FlowProblem:
-        routes = self.routes[plan.src * self.world_size + plan.dst]
-        return FlowProblem(
-            routes=routes,
-            weight=None,
-            capacity=self.capacity,
-            size=plan.size_bytes.astype(np.float64),
-            delay=sum((self.latency[hop] for hop in routes.T), start=np.zeros(len(routes))),
-            release=plan.release,
-            done=plan.done,
-            done_weight=plan.done_weight,
-            node_pending=plan.node_pending,
-            node_next=plan.node_next,
-            barriers_only=plan.barriers_only,
-        )
+    def problem(self, program: MessageProgram) -> FlowProblem:
+        """The flows of a program on this topology."""
+        routes = self.routes[program.src * self.world_size + program.dst]
+        return program.problem(routes, self.capacity, self.latency)
 
 
 def _check_case(case: _Case, topology: _Topology) -> None:
@@ -179,17 +167,17 @@ def _check_case(case: _Case, topology: _Topology) -> None:
         raise CaseError(f"{where}: {error}") from None
 
 
-def _run_case(case: _Case, network: _Network, num_draws: int) -> Measured:
-    plan = build_plan(case.algorithm, case.traffic, case.size_bytes, case.ranks, network.topology.ranks_per_node)
-    rebuilt = {"flows": plan.num_flows, "bytes_total": int(plan.size_bytes.sum())}
+def _run_case(case: _Case, network: Network, num_draws: int) -> Measured:
+    program = build_program(case.algorithm, case.traffic, case.size_bytes, case.ranks, network.topology.ranks_per_node)
+    rebuilt = {"flows": program.num_flows, "bytes_total": int(program.size_bytes.sum())}
     for name, value in rebuilt.items():
         if (said := getattr(case, name)) not in (None, value):
             raise CaseError(
                 f"case {case.id}: {name} is {said}, but algorithm {case.algorithm!r} with traffic {case.traffic!r} "
                 f"gives {value}; the file's rules differ from the ones implemented here"
             )
-    problem = network.problem(plan)
-    return measure(problem, plan.flow_tag, plan.node_tag, num_draws=num_draws, local=not plan.barriers_only)
+    problem = network.problem(program)
+    return measure(problem, program.flow_tag, program.node_tag, num_draws=num_draws, local=program.local)
 
 
 def _basic_routes(basic: _Basic, where: str) -> IntArray:
@@ -236,7 +224,7 @@ def evaluate_cases(
     file: CaseFile,
     *,
     only: str | None = None,
-    num_draws: int = DEFAULT_DRAWS,
+    num_draws: int = 0,
     progress: Callable[[str], None] | None = None,
 ) -> dict[str, list[dict[str, Any]]]:
     """Completion times of the cases of a file.
@@ -264,12 +252,12 @@ def evaluate_cases(
         raise CaseError(f"no case matches {only!r}; the file has {len(file.cases) + len(file.basic_cases)} cases")
     for case in cases:
         _check_case(case, file.topologies[case.topology])
-    networks: dict[str, _Network] = {}
+    networks: dict[str, Network] = {}
     for name in dict.fromkeys(case.topology for case in cases):
         topology = file.topologies[name]
         _link_arrays(topology.links, f"topologies.{name}")
         if topology.routes is not None or topology.ranks <= _ROUTED_FIRST:
-            networks[name] = _Network(name, topology)
+            networks[name] = Network(name, topology)
     problems = [(case.id, _basic_problem(case)) for case in basic]
     return {
         "cases": list(_evaluated(file, cases, networks, num_draws, progress)),
@@ -280,7 +268,7 @@ def evaluate_cases(
 def _evaluated(
     file: CaseFile,
     cases: list[_Case],
-    networks: dict[str, _Network],
+    networks: dict[str, Network],
     num_draws: int,
     progress: Callable[[str], None] | None,
 ) -> Iterator[dict[str, Any]]:
@@ -289,7 +277,7 @@ def _evaluated(
         if progress is not None:
             progress(case.id)
         if case.topology not in networks:
-            networks[case.topology] = _Network(case.topology, file.topologies[case.topology])
+            networks[case.topology] = Network(case.topology, file.topologies[case.topology])
         start = time.perf_counter()
         found = _run_case(case, networks[case.topology], num_draws)
         yield {

@@ -1,49 +1,84 @@
-"""Communication schedules as data: flows, and the nodes whose completion releases them.
+"""Message programs: the flows of an algorithm one by one, and the nodes whose completion releases them.
 
 A *node* is a moment a rank (or everybody) waits for: it completes when its `pending` count of flows and of its
-predecessor has run down, and then releases its flows. Every algorithm here, from one burst of all flows to rounds that
-each rank enters on its own, is such a graph, so one simulation runs them all.
+predecessor has run down, and then releases its flows. Every algorithm of `sim.network.collectives`, from one burst of
+all flows to rounds that each rank enters on its own, becomes such a graph, so one simulation runs them all.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from nestpipe.base import CaseError, unknown_name
+from sim.network import ALGORITHMS, Floats, FlowProblem, Ints, PairTraffic, Place, Round
 
-__all__ = ["ALGORITHMS", "TRAFFIC", "Plan", "build_plan", "check_names", "traffic_matrix"]
+__all__ = ["PROGRAMS", "TRAFFIC", "MessageProgram", "build_program", "check_names", "list_flows", "traffic_matrix"]
 
-Ints = NDArray[np.int64]
+#: Names of case files: collective and algorithm of `sim.network.collectives.ALGORITHMS`, and whether ranks go from step
+#: to step on their own, not all together. Any other row of that table goes by `collective/algorithm`, all together.
+PROGRAMS: dict[str, tuple[str, str, bool]] = {
+    f"{collective}/{name}": (collective, name, False) for collective, rows in ALGORITHMS.items() for name in rows
+} | {
+    "direct": ("all_to_all", "direct", False),
+    "pairwise_shift": ("all_to_all", "pairwise", True),
+    "pairwise_shift_barrier": ("all_to_all", "pairwise", False),
+    "pairwise_xor": ("all_to_all", "pairwise_xor", True),
+    "hier2_barrier": ("all_to_all", "hierarchical", False),
+    "hier2_local": ("all_to_all", "hierarchical", True),
+    "ring_allreduce": ("all_reduce", "ring", True),
+    "hier_ring_allreduce": ("all_reduce", "hierarchical", True),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class MessageProgram:
     """Flows between ranks and the nodes that order them; row `f` of each flow array is one flow.
 
-    `done` holds the nodes a flow counts towards (−1: no such node) and `done_weight` by how much; `node_next` is the
-    node that waits for this one too, or −1. `flow_tag` and `node_tag` tell rounds and phases apart.
+    `done` holds the nodes a flow counts towards (−1: no such node); `node_next` is the node that waits for this one
+    too, or −1. `flow_tag` and `node_tag` tell rounds apart. A flow starts to move after `hops` times its route's
+    latency. `local` says that ranks enter rounds on their own.
     """
 
     src: Ints
     dst: Ints
     size_bytes: Ints
+    hops: Ints
     release: Ints
     done: Ints
-    done_weight: Ints
     node_pending: Ints
     node_next: Ints
     flow_tag: Ints
     node_tag: Ints
-    barriers_only: bool
+    local: bool
 
     @property
     def num_flows(self) -> int:
         return len(self.src)
+
+    def problem(self, routes: np.ndarray, capacity: Floats, latency_s: Floats) -> FlowProblem:
+        """The program on a network.
+
+        Args:
+            routes: int32 (flows, longest route): links of each flow, padded with `len(capacity)`
+            capacity: bytes/s of each link
+            latency_s: of each link, and 0 for the padding
+        """
+        return FlowProblem(
+            routes=routes,
+            weight=None,
+            capacity=capacity,
+            size=self.size_bytes.astype(np.float64),
+            delay=self.hops * sum((latency_s[hop] for hop in routes.T), start=np.zeros(len(routes))),
+            release=self.release,
+            done=self.done,
+            done_weight=np.ones_like(self.done),
+            node_pending=self.node_pending,
+            node_next=self.node_next,
+        )
 
 
 def _uniform(size: int, world_size: int) -> Ints:
@@ -92,220 +127,142 @@ def traffic_matrix(rule: str, size_bytes: int, world_size: int) -> Ints:
     return table
 
 
-def _finish(
-    src: Ints,
-    dst: Ints,
-    size: Ints,
-    release: Ints,
-    done: Ints,
-    tag: Ints,
-    node_next: Ints,
-    node_tag: Ints,
-    barriers: bool,
-) -> Plan:
-    """Drops empty flows and counts what every node waits for."""
+@dataclass(frozen=True, slots=True)
+class _Matrix:
+    """Bytes between each two ranks, as the `Traffic` of an All2All."""
+
+    bytes_: Ints
+
+    @property
+    def num_ranks(self) -> int:
+        return len(self.bytes_)
+
+    @property
+    def even(self) -> bool:
+        return False  # list every round
+
+    def between(self, src: Ints, dst: Ints) -> Ints:
+        return self.bytes_[src, dst]
+
+    def all_pairs(self) -> Round:
+        src, dst = np.divmod(np.arange(self.num_ranks**2), self.num_ranks)
+        return Round(src=src, dst=dst, size=self.bytes_.ravel())
+
+    def inside(self, place: Place) -> Round:
+        return self._grouped(place, axis=2)
+
+    def across(self, place: Place) -> Round:
+        return self._grouped(place, axis=1)
+
+    def _grouped(self, place: Place, axis: int) -> Round:
+        """Summed over destination nodes (axis 2), for each local rank, or over senders (1), along local ranks."""
+        nodes = place.num_nodes
+        group = self.num_ranks // nodes
+        rank = np.arange(self.num_ranks).reshape(nodes, group)
+        size = self.bytes_.reshape(nodes, group, nodes, group).sum(axis=axis)
+        if axis == 2:
+            src, dst = np.broadcast_arrays(rank[:, :, None], rank[:, None, :])
+        else:
+            src, dst = np.broadcast_arrays(rank[:, None, :], rank[None, :, :])
+        return Round(src=src.ravel(), dst=dst.ravel(), size=size.ravel())
+
+
+def _flows(step: Round | PairTraffic) -> Round:
+    """A step as a round of flows."""
+    if isinstance(step, Round):
+        return step
+    src, dst = np.divmod(np.arange(len(step.ranks) ** 2), len(step.ranks))
+    size = np.where(step.label[src] == step.label[dst], step.send[src] * step.recv[dst], 0.0)
+    return Round(src=step.ranks[src], dst=step.ranks[dst], size=size)
+
+
+def list_flows(steps: Iterable[Round | PairTraffic], world_size: int, *, local: bool) -> MessageProgram:
+    """The flows of some steps, one step after the other; empty flows and those of a rank to itself are left out.
+
+    Args:
+        local: a rank enters its next round when its own flows, sent and received, have ended; else all wait for all
+    """
+    rounds = [flows for step in steps for flows in [_flows(step)] * int(step.times if isinstance(step, Round) else 1)]
+    counts = [len(flows.src) for flows in rounds]
+    number = np.repeat(np.arange(len(rounds)), counts)
+    src, dst, size = (
+        np.concatenate([np.zeros(0, dtype=np.int64), *(getattr(flows, name) for flows in rounds)]).astype(np.int64)
+        for name in ("src", "dst", "size")
+    )
     keep = np.flatnonzero((size > 0) & (src != dst))
-    done = done[keep]
-    pending = np.zeros(len(node_next), dtype=np.int64)
+    number, src, dst, size = number[keep], src[keep], dst[keep], size[keep]
+    width = world_size if local else 1  # nodes of a round
+    done = (number[:, None] + 1) * width + (np.stack([src, dst], axis=1) if local else 0)
+    done[number == len(rounds) - 1] = -1  # nobody waits for the last round
+    if not local:
+        done = np.stack([done[:, 0], np.full(len(src), -1)], axis=1)
+    nodes = np.arange(max(len(rounds), 1) * width)
+    following = np.where(nodes + width < len(nodes), nodes + width, -1)
+    pending = np.zeros(len(nodes), dtype=np.int64)
     np.add.at(pending, done[done >= 0], 1)
-    np.add.at(pending, node_next[node_next >= 0], 1)
-    return Plan(
-        src=src[keep],
-        dst=dst[keep],
-        size_bytes=size[keep],
-        release=release[keep],
+    np.add.at(pending, following[following >= 0], 1)
+    return MessageProgram(
+        src=src,
+        dst=dst,
+        size_bytes=size,
+        hops=np.repeat([flows.hops for flows in rounds], counts)[keep].astype(np.int64),
+        release=number * width + (src if local else 0),
         done=done,
-        done_weight=np.ones_like(done),
         node_pending=pending,
-        node_next=node_next,
-        flow_tag=tag[keep],
-        node_tag=node_tag,
-        barriers_only=barriers,
+        node_next=following,
+        flow_tag=number,
+        node_tag=nodes // width,
+        local=local,
     )
 
 
-def _pairs(world_size: int) -> tuple[Ints, Ints]:
-    src, dst = np.divmod(np.arange(world_size * world_size), world_size)
-    return src, dst
-
-
-def _no_nodes(count: int) -> Ints:
-    return np.full((count, 2), -1, dtype=np.int64)
-
-
-def _direct(table: Ints, group: int) -> Plan:
-    del group
-    src, dst = _pairs(len(table))
-    zeros = np.zeros(len(src), dtype=np.int64)
-    one = np.array([-1])
-    return _finish(src, dst, table.ravel(), zeros, _no_nodes(len(src)), zeros, one, np.array([0]), True)
-
-
-def _chains(world_size: int, rounds: int) -> tuple[Ints, Ints]:
-    """A node per round and rank, `round * world_size + rank`, each waiting for the rank's round before: next, tag."""
-    nodes = np.arange((rounds + 1) * world_size)
-    following = np.where(nodes < rounds * world_size, nodes + world_size, -1)
-    return following, nodes // world_size
-
-
-def _rounds(table: Ints, partner: Callable[[int, Ints], Ints], barrier: bool) -> Plan:
-    world_size = len(table)
-    rank = np.arange(world_size)
-    rounds = world_size - 1
-    number = np.repeat(np.arange(1, world_size), world_size)
-    src = np.tile(rank, rounds)
-    dst = np.concatenate([partner(r, rank) for r in range(1, world_size)]) if rounds else src
-    done = _no_nodes(len(src))
-    if barrier:
-        done[:, 0] = number
-        following = np.append(np.arange(1, world_size), -1)
-        return _finish(
-            src, dst, table[src, dst], number - 1, done, number, following, np.arange(world_size), barriers=True
-        )
-    following, node_tag = _chains(world_size, rounds)
-    done[:, 0] = number * world_size + src
-    done[:, 1] = number * world_size + dst
-    release = (number - 1) * world_size + src
-    return _finish(src, dst, table[src, dst], release, done, number, following, node_tag, barriers=False)
-
-
-def _shift(table: Ints, group: int) -> Plan:
-    del group
-    return _rounds(table, lambda r, rank: (rank + r) % len(table), barrier=False)
-
-
-def _shift_barrier(table: Ints, group: int) -> Plan:
-    del group
-    return _rounds(table, lambda r, rank: (rank + r) % len(table), barrier=True)
-
-
-def _xor(table: Ints, group: int) -> Plan:
-    del group
-    return _rounds(table, lambda r, rank: rank ^ r, barrier=False)
-
-
-def _two_level(table: Ints, group: int, barrier: bool) -> Plan:
-    world_size = len(table)
-    nodes = world_size // group
-    by_node = table.reshape(nodes, group, nodes, group)
-    inside = by_node.sum(axis=2)  # (node, local source, local destination)
-    across = by_node.sum(axis=1)  # (node, other node, local): carried by the rank of that local index
-    rank = np.arange(world_size).reshape(nodes, group)
-    src1 = np.broadcast_to(rank[:, :, None], inside.shape).ravel()
-    dst1 = np.broadcast_to(rank[:, None, :], inside.shape).ravel()
-    src2 = np.broadcast_to(rank[:, None, :], across.shape).ravel()
-    dst2 = np.broadcast_to(rank[None, :, :], across.shape).ravel()
-    first, second = np.zeros(len(src1), dtype=np.int64), np.ones(len(src2), dtype=np.int64)
-    done = _no_nodes(len(src1) + len(src2))
-    if barrier:
-        done[: len(src1), 0] = 1
-        release = np.concatenate([first, second])
-        following, node_tag = np.array([1, -1]), np.array([0, 1])
-    else:
-        done[: len(src1), 0], done[: len(src1), 1] = 1 + src1, 1 + dst1
-        release = np.concatenate([first, 1 + src2])
-        following = np.full(1 + world_size, -1)
-        node_tag = np.append([0], np.ones(world_size, dtype=np.int64))
-    return _finish(
-        np.concatenate([src1, src2]),
-        np.concatenate([dst1, dst2]),
-        np.concatenate([inside.ravel(), across.ravel()]),
-        release,
-        done,
-        np.concatenate([first, second]),
-        following,
-        node_tag,
-        barrier,
-    )
-
-
-def _hier2_barrier(table: Ints, group: int) -> Plan:
-    return _two_level(table, group, barrier=True)
-
-
-def _hier2_local(table: Ints, group: int) -> Plan:
-    return _two_level(table, group, barrier=False)
-
-
-def _ring_steps(sizes: Ints, peers: NDArray[np.int64]) -> Plan:
-    """One flow a step and rank, to `peers[step, rank]`; a rank goes on when its own send and receive are over."""
-    steps, world_size = peers.shape
-    number = np.repeat(np.arange(1, steps + 1), world_size)
-    src = np.tile(np.arange(world_size), steps)
-    dst = peers.ravel()
-    following, node_tag = _chains(world_size, steps)
-    done = np.stack([number * world_size + src, number * world_size + dst], axis=1)
-    release = (number - 1) * world_size + src
-    size = np.repeat(sizes, world_size)
-    return _finish(src, dst, size, release, done, number, following, node_tag, barriers=False)
-
-
-def _ring_allreduce(size_bytes: int, world_size: int, group: int) -> Plan:
-    del group
-    steps = 2 * (world_size - 1)
-    peers = np.tile((np.arange(world_size) + 1) % world_size, (steps, 1))
-    return _ring_steps(np.full(steps, size_bytes // world_size), peers)
-
-
-def _hier_ring_allreduce(size_bytes: int, world_size: int, group: int) -> Plan:
-    nodes = world_size // group
-    rank = np.arange(world_size)
-    inner = rank // group * group + (rank % group + 1) % group
-    outer = (rank + group) % world_size
-    stage_b = 2 * (nodes - 1)
-    peers = [inner] * (group - 1) + [outer] * stage_b + [inner] * (group - 1)
-    chunk = size_bytes // group
-    sizes = [chunk] * (group - 1) + [chunk // nodes] * stage_b + [chunk] * (group - 1)
-    return _ring_steps(np.array(sizes, dtype=np.int64), np.array(peers, dtype=np.int64).reshape(len(peers), world_size))
-
-
-ALGORITHMS: dict[str, Callable[[Ints, int], Plan]] = {
-    "direct": _direct,
-    "pairwise_shift": _shift,
-    "pairwise_shift_barrier": _shift_barrier,
-    "pairwise_xor": _xor,
-    "hier2_barrier": _hier2_barrier,
-    "hier2_local": _hier2_local,
-}
-_RINGS: dict[str, Callable[[int, int, int], Plan]] = {
-    "ring_allreduce": _ring_allreduce,
-    "hier_ring_allreduce": _hier_ring_allreduce,
-}
-
-
-def build_plan(algorithm: str, traffic: str | None, size_bytes: int, world_size: int, group: int) -> Plan:
+def build_program(algorithm: str, traffic: str | None, size_bytes: int, world_size: int, group: int) -> MessageProgram:
     """The flows and nodes of a named algorithm.
 
     Args:
-        algorithm: one of `ALGORITHMS` (all-to-all; `traffic` says who sends how much), or `ring_allreduce`,
-            `hier_ring_allreduce` (`traffic` does not apply)
-        traffic: one of `TRAFFIC`
+        algorithm: one of `PROGRAMS`
+        traffic: one of `TRAFFIC`, for All2Alls; does not apply to others
         size_bytes: S of the traffic and algorithm rules, bytes per rank
         group: ranks per node of the two-level algorithms
+
+    Raises:
+        CaseError: see `check_names`.
     """
     check_names(algorithm, traffic, world_size, group)
-    if algorithm in _RINGS:
-        return _RINGS[algorithm](size_bytes, world_size, group)
-    assert traffic is not None
-    return ALGORITHMS[algorithm](traffic_matrix(traffic, size_bytes, world_size), group)
+    collective, name, local = PROGRAMS[algorithm]
+    place = _place(world_size, group)
+    if collective == "all_to_all":
+        assert traffic is not None
+        steps = ALGORITHMS[collective][name].steps(_Matrix(traffic_matrix(traffic, size_bytes, world_size)), place)
+    else:
+        steps = ALGORITHMS[collective][name].steps(size_bytes, place)
+    return list_flows(steps, world_size, local=local)
+
+
+def _place(world_size: int, group: int) -> Place:
+    rank = np.arange(world_size)
+    whole = group >= 1 and world_size % group == 0
+    width = group if whole else 1
+    return Place(node=rank // width, local=rank % width, table=rank.reshape(-1, width) if whole else None, num_rings=1)
 
 
 def check_names(algorithm: str, traffic: str | None, world_size: int, group: int) -> None:
-    """Refuses an unknown algorithm or traffic rule, and ranks that an algorithm cannot take.
+    """Refuses an unknown algorithm or traffic rule, and ranks that an algorithm does not take.
 
     Raises:
         CaseError: names the field of a case file.
     """
-    if algorithm not in ALGORITHMS and algorithm not in _RINGS:
-        raise CaseError(f"algorithm: {unknown_name('algorithm', algorithm, [*ALGORITHMS, *_RINGS])}")
-    if algorithm in ALGORITHMS:
+    if algorithm not in PROGRAMS:
+        raise CaseError(f"algorithm: {unknown_name('algorithm', algorithm, PROGRAMS)}")
+    collective, name, _ = PROGRAMS[algorithm]
+    if collective == "all_to_all":
         if traffic is None:
             raise CaseError(
                 f"traffic: algorithm {algorithm!r} needs a rule; expected one of {', '.join(sorted(TRAFFIC))}"
             )
         if traffic not in TRAFFIC:
             raise CaseError(f"traffic: {unknown_name('traffic rule', traffic, TRAFFIC)}")
-    if algorithm == "pairwise_xor" and world_size & (world_size - 1):
-        raise CaseError(f"P: pairwise_xor needs a power of two of ranks, got {world_size}; use pairwise_shift")
-    if algorithm.startswith("hier") and (group < 1 or world_size % group):
+    if name == "hierarchical" and (group < 1 or world_size % group):
         raise CaseError(f"ranks_per_node must divide {world_size} ranks, got {group}")
+    if (lacking := ALGORITHMS[collective][name].lacks(_place(world_size, group))) is not None:
+        raise CaseError(f"P: {algorithm} needs {lacking}")

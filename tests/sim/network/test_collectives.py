@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from nestpipe.base.errors import TopologyError, TraceError
 from sim.network.classes import PairTraffic, transfer
-from sim.network.collectives import Split
+from sim.network.collectives import ALGORITHMS, Split
 from sim.network.cost import Collectives
 from sim.network.curves import Basis, Curve, read_curves
+from sim.network.oracle.programs import list_flows
 from sim.network.solve import flow_problem, simulate
 from topologies.cluster import Cluster, Quantity, Tier, TierKind, load_cluster
 from topologies.fabric import Fabric
@@ -156,6 +157,26 @@ def test_a_hot_owner_is_what_limits() -> None:
     even = collectives.cost("all_to_all", Split.equal(64 * MB, 64))
     assert hot.time_ns > 20 * even.time_ns
     assert hot.time_ns == pytest.approx(56 * 32e6 / 50e9 * 1e9, rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["dgx_h100", "ascend_910b", "ethernet_25g"])
+@pytest.mark.parametrize(
+    ("collective", "algorithm"), [(collective, name) for collective, rows in ALGORITHMS.items() for name in rows]
+)
+def test_steps_summed_up_and_listed_flow_by_flow_take_the_same_time(name: str, collective: str, algorithm: str) -> None:
+    count = 8 if algorithm == "direct" else 32
+    fabric = Fabric(load_cluster(name), count)
+    collectives, row = Collectives(fabric), ALGORITHMS[collective][algorithm]
+    place = collectives.place(np.arange(count))
+    if row.lacks(place):
+        pytest.skip(f"{name} lacks {row.lacks(place)}")
+    work = Split.equal(32 * MB, count) if collective == "all_to_all" else 32_000_000
+    program = list_flows(row.steps(work, place), count, local=False)
+    latency_s = np.append(fabric.latency_s, 0.0)
+    problem = program.problem(fabric.routes(program.src, program.dst), fabric.capacity, latency_s)
+    listed_s = simulate(problem, program.flow_tag, program.node_tag)[0].max()
+    summed = collectives.cost(collective, 32 * MB, algorithm=algorithm)
+    assert summed.time_s == pytest.approx(listed_s, rel=0.01)
 
 
 # class model -----------------------------------------------------------------------------------------------------
