@@ -209,22 +209,20 @@ def simulate(
         seed: of the jitter.
     """
     from reports.runs import METRICS
-    from sim.costs import case_loop, case_run
+    from sim.costs import CaseWorkload, Options, require_runnable
+    from sim.costs import run as run_of
     from topologies.cluster import load_cluster
-    from traces.workloads import growth_laws, load_case
 
-    the_case = load_case(case)
-    loop = load(schedule) if isinstance(schedule, str) else schedule
-    loop = case_loop(the_case, loop, the_case.values(), micro_batches)
-    run = case_run(
-        the_case,
-        growth_laws(the_case),
-        loop,
-        world_size or the_case.headline_world_size,
-        cluster=None if topology is None else load_cluster(topology),
+    workload = CaseWorkload.of(case)
+    loop = workload.loop(load(schedule) if isinstance(schedule, str) else schedule, micro_batches)
+    require_runnable(loop)
+    options = Options(
+        world_size=world_size or workload.case.headline_world_size,
         steps=steps,
         jitter=Jitter(cv=jitter, stragglers=stragglers or {}, seed=seed),
     )
+    cluster = None if topology is None else load_cluster(topology)
+    run = run_of(loop, workload, cluster, options, meta={"case": workload.case.case})
     names = [name for name in METRICS if getattr(run.metrics, name, None) is not None]
     parts = {name: ms for name, ms in run.metrics.parts_ms.items() if ms}
     return Simulated(
@@ -243,7 +241,7 @@ def simulate(
             }
         ),
         limit=run.bound.text(),
-        rests_on=run.provenance,
+        rests_on=run.rests_on,
         timeline=run.timeline,
     )
 

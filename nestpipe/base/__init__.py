@@ -12,7 +12,7 @@ from nestpipe.base.errors import (
     unknown_name,
 )
 from nestpipe.base.files import atomic_file, atomic_folder, output_dir, replace_folder, write_text
-from nestpipe.base.provenance import ORIGINS
+from nestpipe.base.provenance import ORIGINS, STATUSES, shares_by_origin
 from nestpipe.base.units import (
     BITS_PER_BYTE,
     GIB,
@@ -41,6 +41,7 @@ __all__ = [
     "NS_PER_S",
     "NS_PER_US",
     "ORIGINS",
+    "STATUSES",
     "CaseError",
     "Config",
     "DeadlockError",
@@ -63,6 +64,7 @@ __all__ = [
     "read_yaml",
     "replace_folder",
     "s_to_ns",
+    "shares_by_origin",
     "split_evenly",
     "unknown_name",
     "us_to_ns",

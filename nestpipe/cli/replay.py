@@ -14,9 +14,7 @@ from nestpipe.cli._common import Format, digest, provenance
 if TYPE_CHECKING:
     import pandas as pd
 
-    from nestpipe.ir import Loop
-    from nestpipe.timeline import StepMetrics
-    from sim.costs import TraceCosts
+    from sim.costs import Run
 
 __all__ = ["replay"]
 
@@ -48,8 +46,19 @@ def replay(
     if schedule is None:
         _as_recorded(frame, paths, output, compute=compute_scale, host=host_scale, transfer=transfer_scale)
     else:
-        options = {"mode": mode, "batch_scale": batch_scale, "world_size": world_size, "seed": seed}
-        _under_schedule(frame, schedule, output, options, domain_size, micro_batches, steps, topology)
+        _under_schedule(
+            frame,
+            schedule,
+            output,
+            mode=mode,
+            batch_scale=batch_scale,
+            world_size=world_size,
+            domain_size=domain_size,
+            micro_batches=micro_batches,
+            steps=steps,
+            topology=topology,
+            seed=seed,
+        )
 
 
 def _frame(paths: list[Path]) -> pd.DataFrame:
@@ -101,59 +110,64 @@ def _under_schedule(
     frame: pd.DataFrame,
     schedule: str,
     output: Format,
-    options: dict[str, Any],
+    *,
+    mode: str,
+    batch_scale: float,
+    world_size: int | None,
     domain_size: int | None,
     micro_batches: int | None,
     steps: int,
     topology: str | None,
+    seed: int,
 ) -> None:
     from nestpipe.base import unknown_name
-    from nestpipe.ir import show, unroll, with_micro_batches
+    from nestpipe.ir import show, with_micro_batches
     from nestpipe.schedules import load
-    from nestpipe.timeline import measure
-    from sim.costs import Mode, costs_from_trace, require_runnable
-    from sim.engine import World, simulate
-    from sim.network import network_costs
+    from sim.costs import Mode, Options, TraceWorkload, require_runnable, run
     from topologies.cluster import load_cluster
 
-    if options["mode"] not in list(Mode):
-        raise TraceError(unknown_name("mode", options["mode"], list(Mode)))
+    if mode not in list(Mode):
+        raise TraceError(unknown_name("mode", mode, list(Mode)))
     loop = load(schedule)
     if micro_batches is not None:
         loop = with_micro_batches(loop, micro_batches)
     require_runnable(loop)
-    recorded = int(frame["group_size"].max()) if frame["group_size"].notna().any() else int(frame["rank"].nunique())
-    world_size = options["world_size"] or max(1, recorded)
-    network = None if topology is None else network_costs(load_cluster(topology), loop, domain_size)
-    options = {**options, "mode": Mode(options["mode"]), "world_size": world_size}
-    costs = costs_from_trace(frame, loop, **options, collective_ns=network)
-    timeline = simulate(unroll(loop, steps), costs, World(world_size=world_size, domain_size=domain_size))
-    facts = provenance(
-        schedule=loop.name, schedule_digest=digest(show(loop)), steps=steps, topology=topology, **options
+    workload = TraceWorkload(
+        frame=frame,
+        mode=Mode(mode),
+        batch_scale=batch_scale,
+        network=None if topology is None else load_cluster(topology),
+        seed=seed,
     )
-    _print_run({"provenance": facts, **_result(loop, costs, measure(timeline))}, loop.name, output)
+    options = Options(world_size=world_size or workload.world_size, domain_size=domain_size, steps=steps)
+    facts = provenance(
+        schedule=loop.name,
+        schedule_digest=digest(show(loop)),
+        steps=steps,
+        topology=topology,
+        mode=Mode(mode),
+        batch_scale=batch_scale,
+        world_size=options.world_size,
+        seed=seed,
+    )
+    _print_run({"provenance": facts, **_result(run(loop, workload, None, options))}, loop.name, output)
 
 
-def _result(loop: Loop, costs: TraceCosts, metrics: StepMetrics) -> dict[str, Any]:
+def _result(run: Run) -> dict[str, Any]:
     """Metrics, what limits the step, what kind of numbers that rests on, and which kinds of op have no cost at all."""
-    from sim.engine import max_cycle_ratio
+    from sim.costs import TraceCosts
 
-    bound = max_cycle_ratio(loop, costs.op_ns)
-    total = sum(step.ns for step in bound.cycle) or 1
-    rests: dict[str, float] = {}
-    for step in bound.cycle:
-        name = costs.origin.get(step.kind, "assumed")
-        rests[name] = rests.get(name, 0.0) + step.ns / total
-    kinds = dict.fromkeys(op.kind.value for op in loop.ops)
-    known = {kind.value for kind in costs.batch_ns}
+    costs = run.ops.costs
+    assert isinstance(costs, TraceCosts)
+    kinds = dict.fromkeys(op.kind for op in run.loop.ops)
     return {
-        "step_latency_ms": metrics.step_latency_ms,
-        "parts_ms": metrics.parts_ms,
-        "utilization": metrics.utilization,
-        "exposed_communication_ratio": metrics.exposed_communication_ratio,
-        "limit": bound.text(),
-        "critical_cycle_rests_on": dict(sorted(rests.items())),
-        "without_cost": [kind for kind in kinds if kind not in known],
+        "step_latency_ms": run.metrics.step_latency_ms,
+        "parts_ms": run.metrics.parts_ms,
+        "utilization": run.metrics.utilization,
+        "exposed_communication_ratio": run.metrics.exposed_communication_ratio,
+        "limit": run.bound.text(),
+        "critical_cycle_rests_on": run.rests_on,
+        "without_cost": [kind.value for kind in kinds if kind not in costs.batch_ns],
         "batch_us": {kind.value: ns_to_us(float(each.mean())) for kind, each in costs.batch_ns.items()},
         "assumptions": list(costs.assumptions),
     }

@@ -69,7 +69,7 @@ def _json(result: Reproduction, facts: dict[str, object]) -> dict[str, object]:
                 "world_size": world_size,
                 "iterations": run.bound.iterations,
                 "cycle": run.bound.text(),
-                "rests_on": dict(run.provenance),
+                "rests_on": dict(run.rests_on),
             }
             for (method, world_size), run in result.runs.items()
         ],
@@ -107,7 +107,7 @@ def _text(result: Reproduction, rows: pd.DataFrame, facts: dict[str, object]) ->
     lines += ["", f"What limits the step at {headline:,} workers, and what those numbers rest on:"]
     for each in case.methods:
         run = result.runs[each.method, headline]
-        rests = ", ".join(f"{share:.0%} {status}" for status, share in run.provenance.items())
+        rests = ", ".join(f"{share:.0%} {status}" for status, share in run.rests_on.items())
         lines.append(f"  {each.method:<17} {run.bound.text()}  [{rests}]")
     lines += ["", *_sensitivity(result)]
     return "\n".join(lines)

@@ -12,12 +12,11 @@ import typer
 
 from nestpipe.base import CaseError
 from nestpipe.cli._common import Format, digest, provenance
-from nestpipe.cli._runner import Runner
 
 if TYPE_CHECKING:
     from nestpipe.ir import Loop
-    from sim.costs import Run
-    from sim.engine import Jitter
+    from sim.costs import CaseWorkload, ModelWorkload, Options, Run
+    from topologies.cluster import Cluster
     from traces.keys import KeyRatios
 
 __all__ = ["simulate"]
@@ -100,9 +99,10 @@ def simulate(
     """Simulates one schedule and prints its metrics, where the time goes and what limits it."""
     from nestpipe.ir import show
     from nestpipe.schedules import load
-    from sim.costs import require_runnable
+    from sim.costs import CaseWorkload, ModelWorkload, Options, require_runnable, run
     from sim.engine import Jitter
     from topologies.imports import load_topology
+    from traces.workloads import preset
 
     cluster = None if topology is None else load_topology(topology)
     if communication_share and cluster is None:
@@ -111,23 +111,37 @@ def simulate(
         raise CaseError("--load-plot needs --topology NAME|FILE: without one there are no links and hosts")
     if batch is not None and model is None:
         raise CaseError(f"--batch {batch} needs --model NAME: a case has the batch that it was measured with")
-    noise = Jitter(cv=jitter, stragglers=_stragglers(straggler or []), seed=seed)
     ratios = _ratios(
         keys, model, columns=key_column, order_by=key_order_by, sequence=key_sequence, drawn=key_resample, seed=seed
     )
-    runner = (
-        Runner.of_case(case, cluster, domain_size)
-        if model is None
-        else Runner.of_model(model, _sizes(model_size or []), cluster, batch, domain_size, compute_efficiency, ratios)
-    )
-    world_size = runner.headline_world_size if world_size is None else world_size
-    base = min(runner.base_world_size, world_size) if base_world_size is None else base_world_size
-    loop = runner.loop(load(schedule), micro_batches)
+    workload: CaseWorkload | ModelWorkload
+    if model is None:
+        workload = CaseWorkload.of(case)
+        the_case = workload.case
+        baseline, sizes = the_case.baseline.schedule, (the_case.headline_world_size, the_case.base_world_size)
+    elif cluster is None:
+        raise CaseError("--model needs --topology NAME|FILE: times follow from the hardware")
+    else:
+        the_model = preset(model, _sizes(model_size or []))
+        workload = ModelWorkload(model=the_model, keys=ratios, batch_per_worker=512 if batch is None else batch)
+        baseline, sizes = "sync", (cluster.ranks_default, cluster.ranks_per_node)
+    world_size = sizes[0] if world_size is None else world_size
+    base = min(sizes[1], world_size) if base_world_size is None else base_world_size
+    loop = workload.loop(load(schedule), micro_batches)
     require_runnable(loop)
+    options = Options(
+        world_size=world_size,
+        domain_size=world_size if domain_size is None and model is not None else domain_size,
+        steps=steps,
+        jitter=Jitter(cv=jitter, stragglers=_stragglers(straggler or []), seed=seed),
+        fold_ranks=not unfold,
+        compute_efficiency=1.0 if model is None else compute_efficiency,
+        communication_share=communication_share,
+    )
     facts = provenance(
         schedule=schedule,
         schedule_digest=digest(show(loop)),
-        **runner.facts,
+        **workload.facts() | ({} if model is None else {"model": model}),
         topology=None if cluster is None else cluster.name,
         world_size=world_size,
         micro_batches=loop.micro_batches,
@@ -138,23 +152,31 @@ def simulate(
         seed=seed if jitter or keys else None,
         stragglers=straggler,
     )
-    options = {"steps": steps, "communication_share": communication_share}
-    run = runner.run(loop, world_size, **options, jitter=noise, fold_ranks=not unfold, meta=facts)
-    changed = bool(jitter or straggler or micro_batches or domain_size or communication_share or runner.moved)
-    status = runner.status(loop, schedule, world_size)
-    if changed and status in ("fitted", "predicted"):
-        status = "assumed"
-    metrics = _metrics(runner, run, loop, world_size, base, options, noise)
-    result = _result(runner, run, loop, world_size, metrics, status)
-    result = {"provenance": facts, **result, "scaling_efficiency_relative_to": base}
+    found = run(loop, workload, cluster, options, meta=facts)
+    changed = bool(jitter or straggler or micro_batches or domain_size or communication_share)
+    status = _status(workload, cluster, schedule, loop, world_size, changed=changed)
+    compared = {
+        "baseline_ms": _step_ms(workload, cluster, workload.loop(load(baseline)), options),
+        "base_ms": _step_ms(workload, cluster, loop, _smaller(options, base)),
+    }
+    result = {
+        "provenance": facts,
+        **_result(found, status, compared),
+        "speedup_relative_to": baseline,
+        **_resources(found, status),
+        "assumptions": workload.assumptions(loop, options),
+    }
+    keys_used = workload.key_facts(loop, options) if isinstance(workload, ModelWorkload) else None
+    result |= {} if keys_used is None else {"keys": keys_used}
+    result["scaling_efficiency_relative_to"] = base
     if out is not None:
         from reports.runs import write_run
 
-        write_run(out, run=result, timeline=run.timeline)
-    if load_plot is not None and run.load is not None:
+        write_run(out, run=result, timeline=found.timeline)
+    if load_plot is not None and found.load is not None:
         from reports.figures import load_figure, save
 
-        save(load_figure(run.load, f"{schedule} on {topology}, {world_size:,} ranks"), load_plot)
+        save(load_figure(found.load, f"{schedule} on {topology}, {world_size:,} ranks"), load_plot)
     _print(output, result)
 
 
@@ -181,28 +203,49 @@ def _ratios(
     return KeyRatios(files, drawn=drawn, seed=seed)
 
 
-def _metrics(
-    runner: Runner, run: Run, loop: Loop, world_size: int, base: int, options: dict[str, Any], noise: Jitter
-) -> dict[str, float]:
-    """The metrics of a run, which need the baseline at the same size and the schedule at the base size."""
-    from nestpipe.schedules import load
-    from sim.costs import run_metrics
+def _status(
+    workload: CaseWorkload | ModelWorkload,
+    cluster: Cluster | None,
+    schedule: str,
+    loop: Loop,
+    world_size: int,
+    *,
+    changed: bool,
+) -> str:
+    """What the numbers of a run are; a case that is changed or moved to another cluster no longer predicts."""
+    from sim.costs import ModelWorkload, status_of
 
-    baseline = runner.run(runner.loop(load(runner.baseline_schedule), None), world_size, **options, jitter=noise)
-    at_base = replace(noise, stragglers={rank: factor for rank, factor in noise.stragglers.items() if rank < base})
-    return run_metrics(run, baseline, runner.run(loop, base, **options, jitter=at_base))
+    if isinstance(workload, ModelWorkload):
+        return "assumed"
+    status = status_of(workload.case, schedule == workload.case.baseline.schedule, loop, world_size)
+    changed = changed or workload.is_moved(cluster)
+    return "assumed" if changed and status in ("fitted", "predicted") else status
 
 
-def _result(
-    runner: Runner, run: Run, loop: Loop, world_size: int, metrics: dict[str, float], status: str
-) -> dict[str, Any]:
-    """The run as it is printed and written."""
-    from sim.costs import metric_status
+def _smaller(options: Options, world_size: int) -> Options:
+    """The options at the base size, without stragglers that are not there."""
+    there = {rank: factor for rank, factor in options.jitter.stragglers.items() if rank < world_size}
+    return replace(options, world_size=world_size, jitter=replace(options.jitter, stragglers=there))
 
-    row = {"method": loop.name, "world_size": world_size}
-    result: dict[str, Any] = {
-        "schedule": loop.name,
-        "world_size": world_size,
+
+def _step_ms(workload: CaseWorkload | ModelWorkload, cluster: Cluster | None, loop: Loop, options: Options) -> float:
+    """The step latency of a run that is only compared with; with jitter the recursion gives it without simulating."""
+    from nestpipe.base import ns_to_ms
+    from sim.costs import run
+
+    found = run(loop, workload, cluster, options)
+    return ns_to_ms(found.step_ns) if options.jitter.is_random else found.metrics.step_latency_ms
+
+
+def _result(run: Run, status: str, compared: dict[str, float]) -> dict[str, Any]:
+    """The run as it is printed and written; `compared` are the step latencies that its metrics need."""
+    from sim.costs import metric_status, run_metrics
+
+    metrics = run_metrics(run, **compared)
+    row = {"method": run.loop.name, "world_size": run.options.world_size}
+    return {
+        "schedule": run.loop.name,
+        "world_size": run.options.world_size,
         "metrics": metrics,
         "rows": [
             {
@@ -222,18 +265,22 @@ def _result(
             "cycle": [step._asdict() for step in run.bound.cycle],
             "text": run.bound.text(),
         },
-        "critical_cycle_rests_on": dict(run.provenance),
-        "speedup_relative_to": runner.baseline_schedule,
+        "critical_cycle_rests_on": run.rests_on,
     }
-    if run.stages is not None and run.load is not None:
-        result |= {"stages": run.stages.to_dict("records"), "load": run.load.to_dict("records")}
-        result["resources"] = [
+
+
+def _resources(run: Run, status: str) -> dict[str, Any]:
+    """What sets the time of each op and how full links and hosts are; nothing without a cluster."""
+    if run.stages is None or run.load is None:
+        return {}
+    return {
+        "stages": run.stages.to_dict("records"),
+        "load": run.load.to_dict("records"),
+        "resources": [
             {"resource": name, "busy": min(1.0, float(busy)), "status": status}
             for name, busy in zip(run.load["resource"], run.load["utilisation"], strict=True)
-        ]
-    result["assumptions"] = runner.assumptions(loop, world_size)
-    keys = runner.keys(loop, world_size)
-    return result if keys is None else {**result, "keys": keys}
+        ],
+    }
 
 
 def _print(output: Format, result: dict[str, Any]) -> None:

@@ -11,11 +11,10 @@ import numpy as np
 from executor.compute import Compute
 from executor.profile import RunConfig, RunSizes, config_from, loop_of, sizes_of_run
 from nestpipe.base import BITS_PER_BYTE, CaseError
-from nestpipe.ir import OpKind, Program, unroll
-from nestpipe.timeline import StepMetrics, Timeline, measure
+from nestpipe.ir import OpKind
+from nestpipe.timeline import StepMetrics, Timeline
 from nestpipe.validate.grid import Point
-from sim.costs import CalibratedCosts, Machine, OpSizes, with_starts
-from sim.engine import World, simulate
+from sim.costs import Machine, OpSizes, Options, TableWorkload, run
 from traces.workloads import CostFit, CostTable, costs_of, fit_kind, resample
 
 __all__ = ["Prediction", "Rehearsed", "differences", "machine_of", "model_error", "predict", "predict_all", "rehearse"]
@@ -110,30 +109,31 @@ def predict(
     Raises:
         TraceError: if the table has no costs for what the schedule needs.
     """
-    program = unroll(loop_of(config), config.steps)
+    loop = loop_of(config)
     sizes = sizes_of_run(config, machine.world_size) if sizes is None else sizes
     op_sizes = _op_sizes(sizes, machine.world_size)
-    kinds = sorted({op.kind for op in program.ops} - {OpKind.WAIT})
+    kinds = sorted({op.kind for op in loop.ops} - {OpKind.WAIT})
     fits = _fits(table, config.variant, kinds)
     # what an emulated op really does, before it waits, is what the op takes where it is not emulated
     busy = None if config.device is None else _fits(table, replace(config, device=None).variant, kinds)
     if table.meta.get("device") == "cuda":
         busy = {}  # an accelerator of its own
-    timeline = _simulate(program, fits, op_sizes, machine, busy)
-    metrics = measure(timeline, global_batch=config.batch_size * machine.world_size)
+    options = Options(world_size=machine.world_size, steps=config.steps, fold_ranks=False)
+    workload = TableWorkload(fits=fits, sizes=op_sizes, machine=machine, busy=busy, batch_per_worker=config.batch_size)
+    predicted = run(loop, workload, None, options)
     spread = {kind: fit.spread / _QUARTILE for kind, fit in fits.items()}
     steps = []
     for number, drawn in enumerate(_redrawn(table, config.variant, kinds, draws, seed)):
-        again = _simulate(program, drawn, op_sizes, machine, busy, spread=spread, seed=seed * 1000 + number)
-        steps.append(measure(again).step_latency_ms)
-    step_ms = metrics.step_latency_ms
+        again = replace(workload, fits=drawn, spread=spread, seed=seed * 1000 + number)
+        steps.append(run(loop, again, None, options).metrics.step_latency_ms)
+    step_ms = predicted.metrics.step_latency_ms
     drawn_ms = float(np.std(steps, ddof=1)) if len(steps) > 1 else 0.0
     repeats = table.number("repeatability_cv", config.compute)
     half_ms = _NINE_OF_TEN * float(np.hypot(drawn_ms, np.hypot(repeats, bias) * step_ms))
     return Prediction(
         config=config,
-        timeline=timeline,
-        metrics=metrics,
+        timeline=predicted.timeline,
+        metrics=predicted.metrics,
         step_ms_low=step_ms - half_ms,
         step_ms_high=step_ms + half_ms,
         extrapolated=_extrapolated(fits, op_sizes),
@@ -240,23 +240,6 @@ def _moved(fit: CostFit, generator: np.random.Generator) -> CostFit:
     factor = float(np.exp(fit.error / _QUARTILE * generator.standard_normal()))
     moved = {name: value if name == "wire_ns" else value * factor for name, value in fit.coefficients.items()}
     return replace(fit, coefficients=moved)
-
-
-def _simulate(
-    program: Program,
-    fits: Mapping[OpKind, CostFit],
-    sizes: OpSizes,
-    machine: Machine,
-    busy: Mapping[OpKind, CostFit] | None,
-    *,
-    spread: Mapping[OpKind, float] | None = None,
-    seed: int = 0,
-) -> Timeline:
-    costs = CalibratedCosts(
-        program=program, fits=fits, sizes=sizes, machine=machine, busy=busy, spread=dict(spread or {}), seed=seed
-    )
-    timeline = simulate(program, costs, World(world_size=machine.world_size), fold_ranks=False)
-    return with_starts(timeline, costs.gaps)
 
 
 def _op_sizes(sizes: RunSizes, world_size: int) -> OpSizes:

@@ -1,6 +1,6 @@
 """What a run's `run.json` holds: the result that `nestpipe simulate --format json` prints, and what may go with it.
 
-Every number carries where it comes from, one of `nestpipe.base.provenance.ORIGINS`. Fields beyond the first few may be
+Every number carries where it comes from, one of `nestpipe.base.provenance.STATUSES`. Fields beyond the first few may be
 left out.
 """
 
@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from nestpipe.base import ORIGINS, TraceError, unknown_name
+from nestpipe.base import ORIGINS, STATUSES, TraceError, unknown_name
 from nestpipe.timeline import PARTS, StepMetrics
 from reports.runs.tables import METRICS
 
@@ -256,5 +256,5 @@ def _check_rows(name: str, rows: Sequence[ResultRow], where: str) -> None:
 
 
 def _check_status(where: str, status: str) -> None:
-    if status not in ORIGINS:
-        raise TraceError(f"{where}.status: {unknown_name('status', status, ORIGINS)}")
+    if status not in STATUSES:
+        raise TraceError(f"{where}.status: {unknown_name('status', status, STATUSES)}")

@@ -1,36 +1,42 @@
-"""How long an op takes and what it asks of the hardware, from a case, a model, a trace or a cost table."""
+"""How long an op takes and what it asks of the hardware, from a case, a model, a trace or a cost table; and the run."""
 
-from sim.costs.calibrated import CalibratedCosts, Machine, OpSizes, with_starts
-from sim.costs.case import Run, case_loop, case_run, hardware_run, home_cluster, provenance, require_runnable
-from sim.costs.demand import Demand, demands_of_case, demands_of_preset, num_owners
+from sim.costs.calibrated import CalibratedCosts, Machine, OpSizes, TableWorkload
+from sim.costs.case import CaseWorkload, scaled_law, status_of
+from sim.costs.demand import Demand, num_owners
 from sim.costs.hardware import HardwareCosts
-from sim.costs.reproduce import Reproduction, metric_status, reproduce, run_metrics, status_of, varied
-from sim.costs.trace import Mode, TraceCosts, costs_from_trace
+from sim.costs.model import ModelWorkload
+from sim.costs.reproduce import Reproduction, metric_status, reproduce, run_metrics, varied
+from sim.costs.run import Run, require_runnable, run
+from sim.costs.trace import Mode, TraceCosts, TraceWorkload
+from sim.costs.workload import ByKind, OpCosts, Options, Workload, blocks_of, costs_of
 
 __all__ = [
+    "ByKind",
     "CalibratedCosts",
+    "CaseWorkload",
     "Demand",
     "HardwareCosts",
     "Machine",
     "Mode",
+    "ModelWorkload",
+    "OpCosts",
     "OpSizes",
+    "Options",
     "Reproduction",
     "Run",
+    "TableWorkload",
     "TraceCosts",
-    "case_loop",
-    "case_run",
-    "costs_from_trace",
-    "demands_of_case",
-    "demands_of_preset",
-    "hardware_run",
-    "home_cluster",
+    "TraceWorkload",
+    "Workload",
+    "blocks_of",
+    "costs_of",
     "metric_status",
     "num_owners",
-    "provenance",
     "reproduce",
     "require_runnable",
+    "run",
     "run_metrics",
+    "scaled_law",
     "status_of",
     "varied",
-    "with_starts",
 ]

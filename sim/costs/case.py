@@ -1,274 +1,174 @@
-"""One schedule on one cluster: the program, its costs, the Timeline, the metrics and what limits the step."""
+"""A published cluster as a workload: its fitted times, split into op kinds as the case explains them.
+
+Alone, ops take the fitted times and share nothing. On a described cluster they ask for what takes the fitted times on
+the case's own one (`sim.costs.demand.demands_of_case`), so another cluster changes their times.
+"""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
-import pandas as pd
-
-from nestpipe.base import CaseError, ns_to_ms
-from nestpipe.checks import require_safe
-from nestpipe.ir import Loop, OpKind, Resource, unroll, with_micro_batches
-from nestpipe.timeline import StepMetrics, Timeline, measure
+from nestpipe.base import CaseError
+from nestpipe.ir import Loop, OpKind, Resource, with_micro_batches
 from sim.costs.demand import Demand, demands_of_case, origin_of
-from sim.costs.hardware import HardwareCosts
-from sim.engine import Bound, Jitter, TimedCosts, World, max_cycle_ratio, simulate
+from sim.costs.workload import OpCosts, Options, costs_of
 from topologies.cluster import Cluster, load_cluster
-from traces.workloads import Case, GrowthLaws, batch_times
+from traces.workloads import Case, Growth, GrowthLaws, batch_times, growth_laws, load_case
 
-__all__ = [
-    "Run",
-    "case_loop",
-    "case_run",
-    "case_step_ms",
-    "hardware_run",
-    "home_cluster",
-    "provenance",
-    "require_runnable",
-]
+__all__ = ["CaseWorkload", "scaled_law", "status_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """A simulated run and what was computed from it.
+class CaseWorkload:
+    """A case with its fit.
 
     Attributes:
-        timeline: when each op ran.
-        metrics: of the steady steps.
-        bound: the step time without contention and jitter, and its critical cycle.
-        provenance: the share of the critical cycle that rests on each kind of number.
-        stages: with a topology, for each op kind its time alone, the resource that sets it and how full that is.
-        load: with a topology, for each resource the work done and its utilisation over the run.
-    """
-
-    timeline: Timeline
-    metrics: StepMetrics
-    bound: Bound
-    provenance: Mapping[str, float]
-    stages: pd.DataFrame | None = None
-    load: pd.DataFrame | None = None
-
-
-def case_loop(case: Case, loop: Loop, values: Mapping[str, float], micro_batches: int | None = None) -> Loop:
-    """The loop with its number of micro-batches: the one asked for, or the case's where the schedule has several.
-
-    Raises:
-        CaseError: if there are more micro-batches than samples per worker.
-    """
-    if micro_batches is None:
-        micro_batches = int(values["micro_batches"]) if loop.micro_batches > 1 else 1
-    if not 1 <= micro_batches <= case.batch_per_worker:
-        raise CaseError(
-            f"micro_batches must lie between 1 and the batch per worker, {case.batch_per_worker}, got {micro_batches}"
-        )
-    return with_micro_batches(loop, micro_batches)
-
-
-def require_runnable(loop: Loop) -> None:
-    """Refuses a loop that the checks find malformed, deadlocked or racing; staleness is allowed, it costs no time.
-
-    Raises:
-        ScheduleError, DeadlockError: with the check's witness.
-    """
-    require_safe(loop, allow_staleness=sys.maxsize)
-
-
-def case_run(
-    case: Case,
-    work: GrowthLaws,
-    loop: Loop,
-    world_size: int,
-    *,
-    values: Mapping[str, float] | None = None,
-    cluster: Cluster | None = None,
-    steps: int = 20,
-    jitter: Jitter | None = None,
-    fold_ranks: bool = True,
-    communication_share: float = 0.0,
-    check: bool = True,
-    meta: Mapping[str, Any] | None = None,
-) -> Run:
-    """Simulates a schedule on a case's cluster.
-
-    Args:
         case: the published cluster.
-        work: its fit.
-        loop: the schedule, with the number of micro-batches to run.
-        world_size: number of ranks; the domain, where the schedule has one, is the case's or the whole world.
-        values: the assumptions; by default the case's own.
-        cluster: the hardware that ops share where they overlap, None for ops that share nothing. What ops ask for is
-            worked out on the case's own cluster, so another one changes their times.
-        steps: batches to run.
-        jitter: differences between ranks.
-        fold_ranks: one representative per class of ranks that are alike.
-        communication_share: with `cluster`, see `hardware_run`.
-        check: whether the checks look at the loop first; a caller that runs one loop often checks it once itself.
-            A stale schedule may be simulated: what is predicted is time.
-        meta: further facts for the Timeline.
-
-    Raises:
-        ScheduleError, DeadlockError: if the checks reject the schedule.
-        CaseError, TopologyError: if a number is impossible.
+        laws: its fit, at `batch_per_worker`.
+        values: its assumptions, or others in their place, at `batch_per_worker`.
+        batch_per_worker: samples per rank and step.
     """
-    values = case.values() if values is None else values
-    has_domains = any(stream.resource in (Resource.DOMAIN, Resource.REPLICA) for stream in loop.streams)
-    domain_size = min(int(values["domain_size"]), max(1, world_size)) if has_domains else None
-    world = World(world_size=world_size, domain_size=domain_size)
-    meta = {"case": case.case, **(meta or {})}
-    global_batch = case.batch_per_worker * world_size
-    if check:
-        require_runnable(loop)
-    if cluster is None:
-        costs = TimedCosts(
-            batch_ns=batch_times(work, values, loop, world_size),
-            micro_batches=loop.micro_batches,
-            jitter=jitter or Jitter(),
+
+    case: Case
+    laws: GrowthLaws
+    values: Mapping[str, float]
+    batch_per_worker: int
+
+    @classmethod
+    def of(cls, case: Case | str, values: Mapping[str, float] | None = None) -> CaseWorkload:
+        """A case, or the case of a name or file; with other values for its assumptions if they are given.
+
+        Raises:
+            CaseError: if there is no such case, or a number in it is impossible.
+        """
+        case = load_case(case) if isinstance(case, str) else case
+        values = case.values() if values is None else values
+        return cls(case=case, laws=growth_laws(case), values=values, batch_per_worker=case.batch_per_worker)
+
+    @property
+    def domain_size(self) -> int:
+        """Ranks per domain that the case assumes."""
+        return int(self.values["domain_size"])
+
+    def loop(self, loop: Loop, micro_batches: int | None = None) -> Loop:
+        """The loop with its number of micro-batches: the one asked for, or the case's where the schedule has several.
+
+        Raises:
+            CaseError: if there are more micro-batches than samples per worker.
+        """
+        if micro_batches is None:
+            micro_batches = int(self.values["micro_batches"]) if loop.micro_batches > 1 else 1
+        if not 1 <= micro_batches <= self.batch_per_worker:
+            raise CaseError(
+                f"micro_batches must lie between 1 and the batch per worker, {self.batch_per_worker}, "
+                f"got {micro_batches}"
+            )
+        return with_micro_batches(loop, micro_batches)
+
+    def at_batch(self, batch_per_worker: int | None) -> CaseWorkload:
+        """The case at another batch: bytes, keys and compute grow with it, messages do not."""
+        if batch_per_worker is None or batch_per_worker == self.batch_per_worker:
+            return self
+        ratio = batch_per_worker / self.batch_per_worker
+        laws = replace(
+            self.laws,
+            lookup=scaled_law(self.laws.lookup, ratio, 1.0),
+            communication=scaled_law(self.laws.communication, ratio, 1.0),
+            compute=scaled_law(self.laws.compute, ratio, ratio),
         )
-        timeline = simulate(unroll(loop, steps), costs, world, fold_ranks=fold_ranks, meta=meta)
-        bound = max_cycle_ratio(loop, costs.op_ns)
-        rests = provenance(case, loop, bound, world_size, domain_size)
-        return Run(
-            timeline=timeline, metrics=measure(timeline, global_batch=global_batch), bound=bound, provenance=rests
-        )
-    home = home_cluster(case)
-    origins = _origins(case, loop, world_size, domain_size, moved=cluster != home)
-    demands = {
-        kind: replace(demand, origin=origins[kind])
-        for kind, demand in demands_of_case(work, values, loop, home, world_size).items()
-    }
-    return hardware_run(
-        loop,
-        cluster,
-        demands,
-        world,
-        global_batch=global_batch,
-        steps=steps,
-        jitter=jitter,
-        fold_ranks=fold_ranks,
-        communication_share=communication_share,
-        meta=meta,
-    )
+        values = {**self.values, **{name: self.values[name] * ratio for name in ("dedup_ms", "sync_ms")}}
+        return replace(self, laws=laws, values=values, batch_per_worker=batch_per_worker)
+
+    def demands(self, loop: Loop, cluster: Cluster | None, options: Options) -> dict[OpKind, Demand]:
+        """See `ByKind.demands`.
+
+        Raises:
+            CaseError: on a cluster, if the case does not name its own.
+        """
+        here = self.at_batch(options.batch_per_worker)
+        if options.domain_size is not None:
+            here = replace(here, values={**here.values, "domain_size": options.domain_size})
+        origins = here.origins(loop, cluster, options)
+        if cluster is None:
+            times = batch_times(here.laws, here.values, loop, options.world_size)
+            return {kind: Demand(fixed_ns=ns, origin=origins[kind]) for kind, ns in times.items()}
+        found = demands_of_case(here.laws, here.values, loop, self.home(), options.world_size)
+        return {kind: replace(demand, origin=origins[kind]) for kind, demand in found.items()}
+
+    def costs(self, loop: Loop, cluster: Cluster | None, options: Options) -> OpCosts:
+        """See `Workload.costs`."""
+        return costs_of(self.demands(loop, cluster, options), loop, cluster, options)
+
+    def home(self) -> Cluster:
+        """The described cluster that the case was measured on.
+
+        Raises:
+            CaseError: if the case names none, so that its demands on another one are not known.
+        """
+        if self.case.topology is None:
+            raise CaseError(
+                f"case {self.case.case} names no topology, so what its ops ask of another cluster is not known"
+            )
+        return load_cluster(self.case.topology)
+
+    def is_moved(self, cluster: Cluster | None) -> bool:
+        """Whether a cluster is another one than the case's own."""
+        return cluster is not None and cluster != self.home()
+
+    def origins(self, loop: Loop, cluster: Cluster | None, options: Options) -> dict[OpKind, str]:
+        """Where the time of every op kind of the loop comes from.
+
+        Compute and All2All times come from the fit: fitted at the world sizes of its rows, interpolated between and
+        extrapolated beyond them; an All2All inside a domain is judged by the domain's size. A fitted time that is
+        moved to other hardware than the case's own is extrapolated at every size. The lookup path is fitted in all,
+        but its split into stages is assumed, as are dedup, sync, the synchronisation of replicas, and everything at
+        another batch.
+        """
+        sizes = [row.world_size for row in self.case.fit]
+        moved = self.is_moved(cluster)
+        other_batch = self.batch_per_worker != self.case.batch_per_worker
+        domain_size = options.world(loop).domain_size
+
+        def of_fit(size: int) -> str:
+            if moved:
+                return "extrapolated"
+            if size in sizes:
+                return "fitted"
+            return "interpolated" if min(sizes) < size < max(sizes) else "extrapolated"
+
+        found: dict[OpKind, str] = {}
+        for stream in loop.streams:
+            size = domain_size if stream.resource is Resource.DOMAIN and domain_size else options.world_size
+            for op in stream.ops:
+                fitted = origin_of(op.kind) == "fitted" and not other_batch
+                found[op.kind] = of_fit(size) if fitted else "assumed"
+        return found
+
+    def facts(self) -> dict[str, object]:
+        """The case, for the provenance of a result."""
+        return {"case": self.case.case, "case_source": self.case.source}
+
+    def assumptions(self, loop: Loop, options: Options) -> list[dict[str, object]]:
+        """What nobody published, with the values used."""
+        domain_size = min(options.domain_size or self.domain_size, options.world_size)
+        used = {**self.values, "micro_batches": loop.micro_batches, "domain_size": domain_size}
+        return [
+            {"name": name, "value": used[name], "low": each.low, "high": each.high, "why": each.why}
+            for name, each in self.case.assumptions.items()
+        ]
 
 
-def home_cluster(case: Case) -> Cluster:
-    """The described cluster that a case was measured on.
-
-    Raises:
-        CaseError: if the case names none, so that its demands on another one are not known.
-    """
-    if case.topology is None:
-        raise CaseError(f"case {case.case} names no topology, so what its ops ask of another cluster is not known")
-    return load_cluster(case.topology)
+def scaled_law(growth: Growth, fixed: float, per_peer: float) -> Growth:
+    """A law whose part independent of workers and part per peer are scaled apart; a power law scales as a whole."""
+    return replace(growth, a=growth.a * fixed, b=growth.b if growth.mechanism == "power" else growth.b * per_peer)
 
 
-def hardware_run(
-    loop: Loop,
-    cluster: Cluster,
-    demands: Mapping[OpKind, Demand],
-    world: World,
-    *,
-    global_batch: int,
-    steps: int = 20,
-    jitter: Jitter | None = None,
-    fold_ranks: bool = True,
-    compute_efficiency: float = 1.0,
-    communication_share: float = 0.0,
-    meta: Mapping[str, Any] | None = None,
-) -> Run:
-    """Simulates a schedule on a cluster whose resources the ops share.
-
-    Args:
-        loop: the schedule, with the number of micro-batches to run.
-        cluster: the hardware.
-        demands: what each op kind asks for, per rank and batch.
-        world: number of ranks and size of a domain.
-        global_batch: samples per step over all ranks.
-        steps: batches to run.
-        jitter: differences between ranks.
-        fold_ranks: one representative per class of ranks that are alike.
-        compute_efficiency: share of the accelerator's arithmetic rate that is reached.
-        communication_share: share of the device that a collective takes while it moves bytes at full rate.
-        meta: further facts for the Timeline.
-
-    Raises:
-        CaseError, TopologyError: if a number is impossible.
-    """
-    costs = HardwareCosts(
-        cluster,
-        demands,
-        world_size=world.world_size,
-        micro_batches=loop.micro_batches,
-        domain_size=world.domain_size,
-        jitter=jitter,
-        compute_efficiency=compute_efficiency,
-        communication_share=communication_share,
-    )
-    meta = {"topology": cluster.name, **(meta or {})}
-    timeline = simulate(unroll(loop, steps), costs, world, fold_ranks=fold_ranks, meta=meta)
-    resources = {op.kind: stream.resource for stream in loop.streams for op in stream.ops}
-    bound = max_cycle_ratio(loop, lambda op: costs.op_ns(op, resources[op.kind]))
-    total = sum(step.ns for step in bound.cycle) or 1
-    rests: dict[str, float] = {}
-    for step in bound.cycle:
-        origin = demands[step.kind].origin if step.kind in demands else "assumed"
-        rests[origin] = rests.get(origin, 0.0) + step.ns / total
-    return Run(
-        timeline=timeline,
-        metrics=measure(timeline, global_batch=global_batch),
-        bound=bound,
-        provenance=dict(sorted(rests.items())),
-        stages=costs.stages(resources),
-        load=costs.load(),
-    )
-
-
-def provenance(
-    case: Case, loop: Loop, bound: Bound, world_size: int, domain_size: int | None = None
-) -> dict[str, float]:
-    """The share of the critical cycle that is fitted, interpolated, extrapolated or assumed; sums to 1.
-
-    Compute and All2All times come from the fit: fitted at the world sizes of its rows, interpolated between and
-    extrapolated beyond them; an All2All inside a domain is judged by the domain's size. The lookup path is fitted in
-    all, but its split into stages is assumed, as are dedup, sync and the synchronisation of replicas.
-    """
-    origins = _origins(case, loop, world_size, domain_size)
-    total = sum(step.ns for step in bound.cycle) or 1
-    shares: dict[str, float] = {}
-    for step in bound.cycle:
-        status = origins[step.kind]
-        shares[status] = shares.get(status, 0.0) + step.ns / total
-    return dict(sorted(shares.items()))
-
-
-def _origins(
-    case: Case, loop: Loop, world_size: int, domain_size: int | None, *, moved: bool = False
-) -> dict[OpKind, str]:
-    """Where the time of every op kind of the loop comes from, see `provenance`.
-
-    A fitted time that is `moved` to other hardware than the case's own is extrapolated at every world size.
-    """
+def status_of(case: Case, is_baseline: bool, loop: Loop, world_size: int) -> str:
+    """What the numbers of a run are: fitted, predicted, assumed or extrapolated; see `sim.costs.reproduce.Row`."""
     sizes = [row.world_size for row in case.fit]
-
-    def of_fit(size: int) -> str:
-        if moved:
-            return "extrapolated"
-        if size in sizes:
-            return "fitted"
-        return "interpolated" if min(sizes) < size < max(sizes) else "extrapolated"
-
-    found: dict[OpKind, str] = {}
-    for stream in loop.streams:
-        in_domain = stream.resource is Resource.DOMAIN and domain_size is not None
-        size = domain_size if in_domain and domain_size else world_size
-        found |= {op.kind: of_fit(size) if origin_of(op.kind) == "fitted" else "assumed" for op in stream.ops}
-    return found
-
-
-def case_step_ms(case: Case, work: GrowthLaws, loop: Loop, world_size: int, values: Mapping[str, float]) -> float:
-    """Step latency in milliseconds by the cycle bound alone: what the simulation gives without jitter, sooner."""
-    loop = case_loop(case, loop, values)
-    costs = TimedCosts(batch_ns=batch_times(work, values, loop, world_size), micro_batches=loop.micro_batches)
-    return ns_to_ms(float(max_cycle_ratio(loop, costs.op_ns).step_ns))
+    if world_size > max(sizes) or world_size < min(sizes):
+        return "extrapolated"
+    if any(stream.resource is Resource.DOMAIN for stream in loop.streams):
+        return "assumed"
+    return "fitted" if is_baseline and world_size in sizes else "predicted"

@@ -52,6 +52,7 @@ class HardwareCosts:
         world_size: number of ranks.
         micro_batches: micro-batches split a batch's demand evenly.
         domain_size: ranks per domain, where the schedule has domains.
+        resources: for each kind of collective the group it runs on; the world if it is missing.
         jitter: factors on the local ops of ranks.
         compute_efficiency: share of the accelerator's arithmetic rate that is reached; assumed.
         communication_share: share of the device that a collective's kernels take while it moves bytes at full rate, so
@@ -70,6 +71,7 @@ class HardwareCosts:
         world_size: int,
         micro_batches: int = 1,
         domain_size: int | None = None,
+        resources: Mapping[OpKind, Resource] | None = None,
         jitter: Jitter | None = None,
         compute_efficiency: float = 1.0,
         communication_share: float = 0.0,
@@ -79,7 +81,7 @@ class HardwareCosts:
         if not 0 <= communication_share < 1:
             raise CaseError(f"communication_share must be at least 0 and below 1, got {communication_share}")
         self.cluster, self.demands, self.world_size = cluster, dict(demands), world_size
-        self.micro_batches, self.domain_size = micro_batches, domain_size
+        self.micro_batches, self.domain_size, self.resources = micro_batches, domain_size, dict(resources or {})
         self.jitter = jitter or Jitter()
         self.efficiency, self.communication_share = compute_efficiency, communication_share
         self.fabric = Fabric(cluster, world_size)
@@ -273,25 +275,26 @@ class HardwareCosts:
 
     # --- what was found -------------------------------------------------------------------------------------------
 
-    def op_ns(self, op: Op, resource: Resource = Resource.WORLD) -> int:
+    def op_ns(self, op: Op) -> int:
         """Nanoseconds of an op when nothing else runs, the host's other ranks doing the same; for the cycle bound."""
         demand = self.demands.get(op.kind)
         if demand is None:
             return 0
         share = self._share(op)
         if op.kind in COLLECTIVES:
+            resource = self.resources.get(op.kind, Resource.WORLD)
             moving = self._transfer(op.kind, resource, demand.sent_bytes * share).time_s if demand.sent_bytes else 0.0
             return round(demand.fixed_ns * share) + round(moving * NS_PER_S)
         amounts = self._amounts(demand)
         slowest = max((a * self._sharers(n) / self._capacity(n) for n, a in amounts.items()), default=0.0)
         return round((demand.fixed_ns + self._compute_ns(demand) + slowest * NS_PER_S) * share)
 
-    def stages(self, resources: Mapping[OpKind, Resource]) -> pd.DataFrame:
+    def stages(self) -> pd.DataFrame:
         """For each op kind: time alone per batch (ms), the resource that sets it and how full that is meanwhile."""
         rows = []
         for kind, demand in self.demands.items():
-            alone = self.op_ns(Op(kind=kind, batch=0), resources.get(kind, Resource.WORLD))
-            name, busy_s = self._busiest(kind, demand, resources.get(kind, Resource.WORLD))
+            alone = self.op_ns(Op(kind=kind, batch=0))
+            name, busy_s = self._busiest(kind, demand, self.resources.get(kind, Resource.WORLD))
             share = busy_s * NS_PER_S / alone if alone else 0.0
             rows.append((kind.value, ns_to_ms(alone), name, min(1.0, share), demand.origin))
         return pd.DataFrame(rows, columns=["kind", "alone_ms", "busiest_resource", "utilisation", "origin"])

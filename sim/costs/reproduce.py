@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from nestpipe.ir import Loop, Resource
+from nestpipe.base import ns_to_ms
+from nestpipe.ir import Loop
 from nestpipe.schedules import load
 from nestpipe.timeline import scaling_efficiency, speedup
-from sim.costs.case import Run, case_loop, case_run, case_step_ms, require_runnable
-from traces.workloads import Case, GrowthLaws, growth_laws
+from sim.costs.case import CaseWorkload, status_of
+from sim.costs.run import Run, require_runnable, run
+from sim.costs.workload import Options
+from traces.workloads import Case, GrowthLaws
 
 __all__ = [
     "Reproduction",
@@ -19,7 +22,6 @@ __all__ = [
     "reproduce",
     "run_metrics",
     "sensitivities",
-    "status_of",
     "varied",
 ]
 
@@ -76,9 +78,8 @@ def reproduce(case: Case, *, steps: int = 20, progress: Callable[[str], None] = 
         steps: batches per run.
         progress: told of each run as it starts.
     """
-    work = growth_laws(case)
-    values = case.values()
-    loops = {each.method: case_loop(case, load(each.schedule), values) for each in case.methods}
+    workload = CaseWorkload.of(case)
+    loops = {each.method: workload.loop(load(each.schedule)) for each in case.methods}
     for loop in loops.values():
         require_runnable(loop)
     sizes = case.sizes
@@ -86,55 +87,58 @@ def reproduce(case: Case, *, steps: int = 20, progress: Callable[[str], None] = 
     for each in case.methods:
         for world_size in sizes:
             progress(f"{each.method} at {world_size} workers")
-            meta = {"method": each.method, "status": status_of(case, each.baseline, loops[each.method], world_size)}
-            runs[each.method, world_size] = case_run(
-                case, work, loops[each.method], world_size, values=values, steps=steps, check=False, meta=meta
-            )
+            meta = {
+                "case": case.case,
+                "method": each.method,
+                "status": status_of(case, each.baseline, loops[each.method], world_size),
+            }
+            options = Options(world_size=world_size, steps=steps)
+            runs[each.method, world_size] = run(loops[each.method], workload, None, options, meta=meta)
     published = {(row.method, row.world_size): row.metrics for row in case.published}
     rows = []
     for each in case.methods:
         for world_size in sizes:
             status = status_of(case, each.baseline, loops[each.method], world_size)
+            found = runs[each.method, world_size]
             metrics = run_metrics(
-                runs[each.method, world_size],
-                runs[case.baseline.method, world_size],
-                runs[each.method, case.base_world_size],
+                found,
+                runs[case.baseline.method, world_size].metrics.step_latency_ms,
+                runs[each.method, case.base_world_size].metrics.step_latency_ms,
             )
             known = published.get((each.method, world_size), {})
-            run = runs[each.method, world_size]
             rows += [
-                _row(each.method, world_size, name, known.get(name), value, metric_status(run, name, status))
+                _row(each.method, world_size, name, known.get(name), value, metric_status(found, name, status))
                 for name, value in metrics.items()
             ]
     return Reproduction(
-        case=case, work=work, rows=tuple(rows), runs=runs, sensitivities=tuple(sensitivities(case, work, progress))
+        case=case,
+        work=workload.laws,
+        rows=tuple(rows),
+        runs=runs,
+        sensitivities=tuple(sensitivities(workload, progress)),
     )
 
 
-def run_metrics(run: Run, baseline: Run, base: Run) -> dict[str, float]:
-    """The metrics of a run by name; `baseline` is the baseline's at the same size, `base` the method's at the base."""
+def run_metrics(run: Run, baseline_ms: float, base_ms: float) -> dict[str, float]:
+    """The metrics of a run by name.
+
+    Args:
+        run: the run.
+        baseline_ms: step latency of the baseline at the same size.
+        base_ms: step latency of the run's schedule at the base size.
+    """
     metrics = run.metrics
     found = {
         "step_latency_ms": metrics.step_latency_ms,
         "lookup_ms": metrics.lookup_ms,
         "communication_ms": metrics.communication_ms,
-        "speedup": speedup(baseline.metrics.step_latency_ms, metrics.step_latency_ms),
+        "speedup": speedup(baseline_ms, metrics.step_latency_ms),
         "qps": metrics.qps,
-        "scaling_efficiency": scaling_efficiency(base.metrics.step_latency_ms, metrics.step_latency_ms),
+        "scaling_efficiency": scaling_efficiency(base_ms, metrics.step_latency_ms),
         "utilization": metrics.utilization,
         "exposed_communication_ratio": metrics.exposed_communication_ratio,
     }
     return {name: value for name, value in found.items() if value is not None}
-
-
-def status_of(case: Case, is_baseline: bool, loop: Loop, world_size: int) -> str:
-    """Where the numbers of a run come from: fitted, predicted, assumed or extrapolated; see `Row`."""
-    sizes = [row.world_size for row in case.fit]
-    if world_size > max(sizes) or world_size < min(sizes):
-        return "extrapolated"
-    if any(stream.resource is Resource.DOMAIN for stream in loop.streams):
-        return "assumed"
-    return "fitted" if is_baseline and world_size in sizes else "predicted"
 
 
 def metric_status(run: Run, metric: str, status: str) -> str:
@@ -170,17 +174,22 @@ def varied(values: Mapping[str, float], name: str, to: float) -> dict[str, float
     return changed
 
 
-def sensitivities(case: Case, work: GrowthLaws, progress: Callable[[str], None] = lambda _: None) -> list[Sensitivity]:
+def sensitivities(workload: CaseWorkload, progress: Callable[[str], None] = lambda _: None) -> list[Sensitivity]:
     """Every assumption at both ends of its range, one at a time, for every method at the headline size."""
-    values = case.values()
-    world_size = case.headline_world_size
+    case = workload.case
+    options = Options(world_size=case.headline_world_size)
+
+    def step_ms(loop: Loop, values: Mapping[str, float]) -> float:
+        changed = replace(workload, values=values)
+        return ns_to_ms(run(changed.loop(loop), changed, None, options).step_ns)
+
     found = []
     for name, assumption in case.assumptions.items():
         progress(f"varying {name}")
         for each in case.methods:
             loop = load(each.schedule)
-            step_ms, low, high = (
-                case_step_ms(case, work, loop, world_size, varied(values, name, to))
+            middle, low, high = (
+                step_ms(loop, varied(workload.values, name, to))
                 for to in (assumption.value, assumption.low, assumption.high)
             )
             found.append(
@@ -190,7 +199,7 @@ def sensitivities(case: Case, work: GrowthLaws, progress: Callable[[str], None] 
                     value=assumption.value,
                     low=assumption.low,
                     high=assumption.high,
-                    step_ms=step_ms,
+                    step_ms=middle,
                     step_ms_low=low,
                     step_ms_high=high,
                 )

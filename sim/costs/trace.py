@@ -20,11 +20,15 @@ import numpy.typing as npt
 import pandas as pd
 import simpy
 
-from nestpipe.base import TraceError, ns_to_us, split_evenly
+from nestpipe.base import CaseError, TraceError, ns_to_us, split_evenly
 from nestpipe.ir import COLLECTIVES, Loop, Op, OpKind, Resource
+from sim.costs.demand import Demand
+from sim.costs.workload import OpCosts, Options
 from sim.engine import Work
+from sim.network import network_costs
+from topologies.cluster import Cluster
 
-__all__ = ["CollectiveCost", "Mode", "TraceCosts", "costs_from_trace"]
+__all__ = ["CollectiveCost", "Mode", "TraceCosts", "TraceWorkload", "costs_from_trace"]
 
 #: Nanoseconds of a collective of so many bytes per rank on so many ranks.
 CollectiveCost: TypeAlias = Callable[[OpKind, float, int], float]
@@ -99,6 +103,73 @@ class TraceCosts:
     def start(self, env: simpy.Environment, work: Work) -> simpy.Event:  # noqa: ARG002
         """See `Costs.start`; recorded work is always a number of nanoseconds."""
         raise TypeError(f"recorded work must be an int of nanoseconds, got {work!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceWorkload:
+    """A recorded trace under another schedule; it has times and no demands.
+
+    Attributes:
+        frame: a trace table.
+        mode: how recorded durations are used.
+        batch_scale: batch per rank over the recorded one.
+        network: the cluster whose network scales transfers to another number of ranks; None for none.
+        seed: of the draws in mode distribution.
+        batch_per_worker: samples a rank trained per step, if that is known; options with another batch scale by it.
+    """
+
+    frame: pd.DataFrame
+    mode: Mode = Mode.MEAN
+    batch_scale: float = 1.0
+    network: Cluster | None = None
+    seed: int = 0
+    batch_per_worker: int | None = None
+
+    @property
+    def domain_size(self) -> None:
+        """A trace does not say whether it has domains."""
+        return
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks that were recorded."""
+        sizes = self.frame["group_size"]
+        return max(1, int(sizes.max()) if sizes.notna().any() else int(self.frame["rank"].nunique()))
+
+    def recorded(self, loop: Loop, cluster: Cluster | None, options: Options) -> TraceCosts:
+        """What the ops of `loop` cost; see `costs_from_trace`.
+
+        Raises:
+            CaseError: on a cluster, of which a trace knows nothing.
+            TraceError: if the trace has none of the ops.
+        """
+        if cluster is not None:
+            raise CaseError("workload: a trace has times and no demands, so it cannot move to a topology; use factors")
+        scale = self.batch_scale
+        if self.batch_per_worker and options.batch_per_worker:
+            scale *= options.batch_per_worker / self.batch_per_worker
+        return costs_from_trace(
+            self.frame,
+            loop,
+            mode=self.mode,
+            batch_scale=scale,
+            world_size=options.world_size,
+            collective_ns=None if self.network is None else network_costs(self.network, loop, options.domain_size),
+            seed=self.seed,
+        )
+
+    def demands(self, loop: Loop, cluster: Cluster | None, options: Options) -> dict[OpKind, Demand]:
+        """See `ByKind.demands`; the mean of what was recorded."""
+        costs = self.recorded(loop, cluster, options)
+        return {
+            kind: Demand(fixed_ns=round(float(samples.mean())), origin=costs.origin[kind])
+            for kind, samples in costs.batch_ns.items()
+        }
+
+    def costs(self, loop: Loop, cluster: Cluster | None, options: Options) -> OpCosts:
+        """See `Workload.costs`."""
+        costs = self.recorded(loop, cluster, options)
+        return OpCosts(costs=costs, op_ns=costs.op_ns, origin=costs.origin)
 
 
 def costs_from_trace(

@@ -1,7 +1,7 @@
 """How a program runs: SimPy streams, shared resources, folded ranks, and two answers without simulating."""
 
 from sim.engine.bound import Bound, max_cycle_ratio
-from sim.engine.costs import Jitter, TimedCosts, Work
+from sim.engine.costs import Costs, Jitter, TimedCosts, Work
 from sim.engine.engine import simulate
 from sim.engine.fluid import Activity, Capacity, FluidSystem
 from sim.engine.folding import Actors, World
@@ -14,6 +14,7 @@ __all__ = [
     "Actors",
     "Bound",
     "Capacity",
+    "Costs",
     "FluidSystem",
     "Jitter",
     "MaxMin",

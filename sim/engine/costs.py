@@ -83,6 +83,11 @@ class Jitter:
             if rank < 0 or not 0 < factor < np.inf:
                 raise CaseError(f"a straggler is RANK:FACTOR, a finite factor above 0, got {rank}:{factor}")
 
+    @property
+    def is_random(self) -> bool:
+        """Whether ranks differ at all."""
+        return bool(self.cv or self.stragglers)
+
     def colours(self, world_size: int) -> Sequence[int] | None:
         """Equal for ranks with equal factors."""
         outside = [rank for rank in self.stragglers if rank >= world_size]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Final
 
 from nestpipe.base import CaseError, unknown_name
+from sim.costs import varied
 from sim.scenario.file import Scenario
 from traces.workloads import ASSUMPTIONS, Case
 
-__all__ = ["assumed_values", "check_assumptions"]
+__all__ = ["assumed_values", "check_assumptions", "drawn_assumptions"]
 
 _STAGES: Final = ("read_share", "copy_h2d_share", "keys_share", "lookup_share", "write_back_share")
 _WHOLE: Final = frozenset({"micro_batches", "domain_size"})
@@ -63,3 +65,28 @@ def assumed_values(case: Case, scenario: Scenario) -> dict[str, float]:
     if dense > 1:
         raise CaseError(f"{_WHERE}: forward_share + update_share must not exceed 1, got {dense:g}")
     return values
+
+
+def drawn_assumptions(case: Case, values: Mapping[str, float], uniforms: Mapping[str, float]) -> dict[str, float]:
+    """Assumptions drawn from triangular distributions between low and high with the mode at the value.
+
+    Args:
+        case: for low and high.
+        values: the modes.
+        uniforms: for each assumption to draw a number in [0, 1).
+    """
+    drawn = dict(values)
+    for name, uniform in uniforms.items():
+        each, mode = case.assumptions[name], values[name]
+        low, high = min(each.low, mode), max(each.high, mode)
+        if high > low:
+            drawn = varied(drawn, name, _triangular(uniform, low, mode, high))
+    return drawn
+
+
+def _triangular(uniform: float, low: float, mode: float, high: float) -> float:
+    """The quantile of a triangular distribution."""
+    cut = (mode - low) / (high - low)
+    if uniform < cut:
+        return low + math.sqrt(uniform * (high - low) * (mode - low))
+    return high - math.sqrt((1 - uniform) * (high - low) * (high - mode))

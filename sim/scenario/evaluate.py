@@ -10,25 +10,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from nestpipe.base import NS_PER_MS, NS_PER_S, NestPipeError, ns_to_ms, parse_bytes
-from nestpipe.ir import COMPUTE, Loop, unroll
-from nestpipe.timeline import measure
-from sim.costs import num_owners
-from sim.engine import Bound, Jitter, TimedCosts, World, max_cycle_ratio, rank_step_ns, simulate
-from sim.scenario.assumptions import assumed_values
+from nestpipe.base import NS_PER_S, ORIGINS, NestPipeError, ns_to_ms, parse_bytes
+from nestpipe.ir import COMPUTE, Loop
+from sim.costs import CaseWorkload, Options, Run, num_owners, run
+from sim.engine import Bound, Jitter
+from sim.scenario.assumptions import assumed_values, drawn_assumptions
+from sim.scenario.changes import Changed
 from sim.scenario.file import Scenario
 from sim.scenario.goodput import goodput
 from sim.scenario.grid import Configuration, Grid, Value, loop_of, with_value
 from sim.scenario.memory import Need, memory_need
 from sim.scenario.sections import ClusterChoice
-from sim.scenario.times import STATUSES, OpTimes, Place, drawn_assumptions, op_times, rests_on
 
 __all__ = ["COLUMNS", "Evaluator", "Row", "Steps", "with_keys_known"]
 
@@ -69,7 +68,7 @@ COLUMNS: Final[Mapping[str, type]] = {
     "busiest": str,
     "busiest_share": float,
     "limit": str,
-    **dict.fromkeys(STATUSES, float),
+    **dict.fromkeys(ORIGINS, float),
     "how": str,
 }
 
@@ -79,14 +78,12 @@ class Steps:
     """The step time of one configuration.
 
     Attributes:
-        bound: without jitter and stragglers, at the workload's own assumptions.
-        times: what it was computed from.
+        plain: without jitter, stragglers and contention, at the workload's own assumptions.
         step_ns: float64 (seeds,); one entry if nothing is random.
         how: in words.
     """
 
-    bound: Bound
-    times: OpTimes
+    plain: Run
     step_ns: npt.NDArray[np.float64]
     how: str
 
@@ -94,6 +91,11 @@ class Steps:
     def mean_ns(self) -> float:
         """Mean over seeds."""
         return float(self.step_ns.mean())
+
+    @property
+    def bound(self) -> Bound:
+        """The plain step time and its critical cycle."""
+        return self.plain.bound
 
     def interval_ns(self) -> tuple[float, float]:
         """5th and 95th percentile over seeds."""
@@ -149,53 +151,51 @@ class Evaluator:
             NestPipeError: if it cannot be.
         """
         scenario = self.scenario_of(configuration)
-        loop = loop_of(self.grid, configuration.variant)
-        world = _world(configuration)
-        batch = batch_per_worker(self.grid, configuration)
-        times = self._times(configuration, scenario, loop, batch, None)
-        costs = TimedCosts(batch_ns=times.batch_ns, micro_batches=loop.micro_batches)
-        bound = max_cycle_ratio(loop, costs.op_ns)
-        if scenario.contention and times.hardware is not None and not scenario.is_random:
-            simulated = _simulated(loop, scenario, world, times, Jitter())
-            return Steps(bound=bound, times=times, step_ns=np.array([simulated]), how="simulation")
+        contention = scenario.contention and configuration.cluster in self.grid.hardware
+        plain = self._run(configuration, scenario, Jitter(), contention=False)
+        if not scenario.is_random and contention:
+            shared = self._run(configuration, scenario, Jitter(), contention=True)
+            return Steps(plain=plain, step_ns=np.array([shared.step_ns]), how="simulation")
         seeds = scenario.seeds if self.max_seeds is None else min(scenario.seeds, self.max_seeds)
         if not scenario.is_random or seeds == 0:
-            return Steps(bound=bound, times=times, step_ns=np.array([float(bound.step_ns)]), how="cycle bound")
-        drawn = [self._seeded(configuration, scenario, loop, world, batch, scenario.seed + i) for i in range(seeds)]
-        return Steps(bound=bound, times=times, step_ns=np.array(drawn), how=f"{seeds} seeds")
+            return Steps(plain=plain, step_ns=np.array([plain.step_ns]), how="cycle bound")
+        drawn = []
+        for seed in range(scenario.seed, scenario.seed + seeds):
+            slow = _stragglers(scenario, configuration.world_size, seed)
+            jitter = Jitter(cv=scenario.jitter.cv, stragglers=slow, seed=seed)
+            values = _drawn(self.grid, scenario, seed) if scenario.vary_assumptions else None
+            drawn.append(self._run(configuration, scenario, jitter, values, contention=contention).step_ns)
+        return Steps(plain=plain, step_ns=np.array(drawn), how=f"{seeds} seeds")
 
-    def _seeded(
-        self, configuration: Configuration, scenario: Scenario, loop: Loop, world: World, batch: int, seed: int
-    ) -> float:
-        """Mean step of all ranks under one draw of assumptions, stragglers and jitter; nanoseconds."""
-        values = None
-        if scenario.vary_assumptions and self.grid.case is not None:
-            values = _drawn(self.grid, scenario, seed)
-        times = self._times(configuration, scenario, loop, batch, values)
-        jitter = Jitter(cv=scenario.jitter.cv, stragglers=_stragglers(scenario, world.world_size, seed), seed=seed)
-        if scenario.contention and times.hardware is not None:
-            return _simulated(loop, scenario, world, times, jitter)
-        costs = TimedCosts(batch_ns=times.batch_ns, micro_batches=loop.micro_batches, jitter=jitter)
-        if not jitter.cv and not jitter.stragglers:
-            return float(max_cycle_ratio(loop, costs.op_ns).step_ns)
-        return float(rank_step_ns(loop, scenario.steps, costs, world).mean())
-
-    def _times(
+    def _run(
         self,
         configuration: Configuration,
         scenario: Scenario,
-        loop: Loop,
-        batch: int,
-        assumptions: Mapping[str, float] | None,
-    ) -> OpTimes:
-        place = Place(
-            world_size=configuration.world_size,
-            batch_per_worker=batch,
-            domain_size=configuration.variant.domain_size,
-            cluster=configuration.cluster,
-            factors=_cluster(scenario, configuration.cluster).factors.combined(scenario.factors),
+        jitter: Jitter,
+        assumptions: Mapping[str, float] | None = None,
+        *,
+        contention: bool,
+    ) -> Run:
+        """One run of a configuration; `assumptions` are a case's if they are drawn."""
+        workload = self.grid.workload
+        if isinstance(workload, CaseWorkload):
+            values = assumed_values(workload.case, scenario) if assumptions is None else assumptions
+            workload = replace(workload, values=values)
+        factors = _cluster(scenario, configuration.cluster).factors.combined(scenario.factors)
+        return run(
+            loop_of(self.grid, configuration.variant),
+            Changed(workload=workload, factors=factors, micro_batching=scenario.micro_batching),
+            self.grid.hardware.get(configuration.cluster),
+            Options(
+                world_size=configuration.world_size,
+                domain_size=configuration.variant.domain_size,
+                batch_per_worker=batch_per_worker(self.grid, configuration),
+                steps=scenario.steps,
+                jitter=jitter,
+                contention=contention,
+                compute_efficiency=scenario.workload.compute_efficiency,
+            ),
         )
-        return op_times(self.grid, scenario, loop, place, assumptions)
 
     def _results(self, configuration: Configuration) -> Row:
         scenario = self.scenario_of(configuration)
@@ -219,7 +219,7 @@ class Evaluator:
             "qps": qps,
             "qps_low": samples * NS_PER_S / high,
             "qps_high": samples * NS_PER_S / low,
-            "utilization": sum(steps.times.batch_ns.get(kind, 0) for kind in COMPUTE) / steps.mean_ns,
+            "utilization": sum(steps.plain.batch_ns.get(kind, 0) for kind in COMPUTE) / steps.mean_ns,
             "goodput": None if scenario.failures is None else share,
             "expected_qps": qps * share,
             "busiest": busiest,
@@ -228,7 +228,7 @@ class Evaluator:
             "how": steps.how,
             **self._efficiency(configuration, steps, batch),
         }
-        found |= rests_on(self.grid.case, loop, steps.bound, _world(configuration), steps.times)
+        found |= {**dict.fromkeys(ORIGINS, 0.0), **steps.plain.rests_on}
         if cluster.accelerator_hour is not None:
             per_hour = cluster.accelerator_hour * configuration.world_size
             found |= {"cost_per_hour": per_hour, "cost_per_million_samples": per_hour / (qps * share) / 3600 * 1e6}
@@ -342,16 +342,9 @@ def busiest_stream(loop: Loop, steps: Steps) -> tuple[str, float]:
     busy = {}
     for stream in loop.streams:
         kinds = {op.kind for op in stream.ops}
-        busy[f"{stream.name} ({stream.resource})"] = sum(steps.times.batch_ns.get(kind, 0) for kind in kinds)
+        busy[f"{stream.name} ({stream.resource})"] = sum(steps.plain.batch_ns.get(kind, 0) for kind in kinds)
     name = max(busy, key=lambda each: busy[each])
     return name, busy[name] / steps.mean_ns
-
-
-def _simulated(loop: Loop, scenario: Scenario, world: World, times: OpTimes, jitter: Jitter) -> float:
-    """Nanoseconds per steady step when ops that overlap share hardware."""
-    assert times.hardware is not None
-    timeline = simulate(unroll(loop, scenario.steps), times.hardware(jitter), world)
-    return measure(timeline).step_latency_ms * NS_PER_MS
 
 
 def _goodput(scenario: Scenario, world_size: int) -> float:
@@ -377,13 +370,6 @@ def _cluster(scenario: Scenario, name: str) -> ClusterChoice:
 
 def _bytes(size: int | str | None) -> int | None:
     return None if size is None else parse_bytes(size)
-
-
-def _world(configuration: Configuration) -> World:
-    size = configuration.variant.domain_size
-    if size is not None:
-        size = min(size, configuration.world_size)
-    return World(world_size=configuration.world_size, domain_size=size)
 
 
 def _stragglers(scenario: Scenario, world_size: int, seed: int) -> dict[int, float]:

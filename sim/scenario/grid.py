@@ -21,13 +21,14 @@ from nestpipe.base import CaseError, DeadlockError, ScheduleError, unknown_name
 from nestpipe.checks import num_micro_batches_to_check, require_safe
 from nestpipe.ir import Loop, OpKind, Resource, with_micro_batches
 from nestpipe.schedules import load
+from sim.costs import CaseWorkload, ModelWorkload, TraceWorkload
 from sim.scenario.assumptions import check_assumptions
 from sim.scenario.file import Scenario
-from sim.scenario.sections import ClusterChoice, Keys, Range
+from sim.scenario.sections import ClusterChoice, Keys, Range, WorkloadChoice
 from topologies.cluster import Cluster, load_cluster
 from traces.keys import KeyRatios, read_key_files
 from traces.table import read_table
-from traces.workloads import ASSUMPTIONS, Case, GrowthLaws, WorkloadModel, growth_laws, load_case, preset
+from traces.workloads import ASSUMPTIONS, Case, preset
 
 __all__ = [
     "AUTO_MICRO_BATCHES_MAX",
@@ -80,11 +81,8 @@ class Grid:
 
     Attributes:
         scenario: as in the file.
-        case: the case, where the workload is one.
+        workload: the case, model or trace.
         loops: for each schedule its loop.
-        model: the workload model, where the workload is one.
-        keys: the key files that a model's lookups are like, where it names some.
-        trace: the trace table, where the workload is one; durations of known op kinds only.
         hardware: for each cluster with a topology what that describes.
         staleness: for each schedule and number of micro-batches that stands for its own (see `nestpipe.checks.window`)
         how
@@ -92,11 +90,8 @@ class Grid:
     """
 
     scenario: Scenario
-    case: Case | None
+    workload: CaseWorkload | ModelWorkload | TraceWorkload
     loops: Mapping[str, Loop]
-    model: WorkloadModel | None = None
-    keys: KeyRatios | None = None
-    trace: pd.DataFrame | None = None
     hardware: Mapping[str, Cluster] = field(default_factory=dict)
     staleness: Mapping[tuple[str, int], int | str] = field(default_factory=dict)
 
@@ -114,11 +109,8 @@ class Grid:
         scenario = _filled(scenario, hardware)
         grid = cls(
             scenario=scenario,
-            case=None if choice.case is None else load_case(choice.case),
+            workload=_workload(choice),
             loops={name: load(name) for name in scenario.schedules},
-            model=None if choice.model is None else preset(choice.model, choice.model_sizes),
-            keys=None if choice.keys is None else _ratios(choice.keys),
-            trace=None if choice.trace is None else _durations(choice.trace),
             hardware=hardware,
         )
         if grid.case is not None:
@@ -145,12 +137,17 @@ class Grid:
     @property
     def batch_per_worker(self) -> int | None:
         """The workload's own batch per worker; None for a model, which has none."""
-        return self.scenario.workload.recorded_batch_per_worker if self.case is None else self.case.batch_per_worker
+        return self.workload.batch_per_worker
 
-    @cached_property
-    def law(self) -> GrowthLaws | None:
-        """The fit of the case, where the workload is one."""
-        return None if self.case is None else growth_laws(self.case)
+    @property
+    def case(self) -> Case | None:
+        """The case, where the workload is one."""
+        return self.workload.case if isinstance(self.workload, CaseWorkload) else None
+
+    @property
+    def keys(self) -> KeyRatios | None:
+        """The key files that a model's lookups are like, where it names some."""
+        return self.workload.keys if isinstance(self.workload, ModelWorkload) else None
 
     @cached_property
     def clusters(self) -> Mapping[str, ClusterChoice]:
@@ -326,6 +323,17 @@ def _filled(scenario: Scenario, hardware: Mapping[str, Cluster]) -> Scenario:
         if needs and cluster.accelerator_hour is None:
             raise CaseError(f"clusters.{name}.accelerator_hour: its topology has no price; give one")
     return msgspec.structs.replace(scenario, clusters=clusters)
+
+
+def _workload(choice: WorkloadChoice) -> CaseWorkload | ModelWorkload | TraceWorkload:
+    """What a scenario names, loaded."""
+    if choice.case is not None:
+        return CaseWorkload.of(choice.case)
+    if choice.trace is not None:
+        return TraceWorkload(frame=_durations(choice.trace), batch_per_worker=choice.recorded_batch_per_worker)
+    assert choice.model is not None
+    keys = None if choice.keys is None else _ratios(choice.keys)
+    return ModelWorkload(model=preset(choice.model, choice.model_sizes), keys=keys)
 
 
 def _ratios(keys: Keys) -> KeyRatios:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pandas as pd
 
-from nestpipe.base import CaseError
+from nestpipe.base import ORIGINS, CaseError
 from sim.scenario.constraints import better, limits, shown, violations
 from sim.scenario.evaluate import Evaluator
 from sim.scenario.file import Scenario
@@ -18,7 +18,6 @@ from sim.scenario.infeasible import InfeasibleError, infeasible
 from sim.scenario.memory import Need
 from sim.scenario.pareto import pareto
 from sim.scenario.sensitivity import Move, moves
-from sim.scenario.times import STATUSES
 
 __all__ = ["FRONT", "InfeasibleError", "Plan", "plan"]
 
@@ -62,7 +61,7 @@ class Plan:
 
     def rests_on(self) -> dict[str, float]:
         """The shares of the best row's critical cycle by where its numbers come from, those that are not 0."""
-        return {name: share for name in STATUSES if (share := self.best[name]) == share and share}
+        return {name: share for name in ORIGINS if (share := self.best[name]) == share and share}
 
 
 def plan(grid: Grid, results: pd.DataFrame, *, top: int = 5) -> Plan:

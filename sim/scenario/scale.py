@@ -8,13 +8,12 @@ from typing import Any, Final
 
 import pandas as pd
 
-from nestpipe.base import CaseError
+from nestpipe.base import ORIGINS, CaseError
 from sim.costs import status_of
 from sim.scenario.constraints import better
 from sim.scenario.evaluate import Evaluator, Row, base_world_size
 from sim.scenario.grid import Configuration, Grid, Variant
 from sim.scenario.sections import ClusterChoice, Factors, MicroBatching
-from sim.scenario.times import STATUSES
 
 __all__ = ["WORLD_SIZE_MAX", "Scaling", "require_plain", "scale"]
 
@@ -154,7 +153,7 @@ def _lines(grid: Grid, name: str, row: Row) -> Iterator[Row]:
 def _status(grid: Grid, row: Row) -> str:
     """What the numbers of a row are: as in `sim.costs.reproduce` where the scenario is the case's own, else assumed."""
     if grid.case is None:
-        return max(STATUSES, key=lambda name: row[name] or 0.0)
+        return max(ORIGINS, key=lambda name: row[name] or 0.0)
     scenario = grid.scenario
     cluster = scenario.clusters.get(str(row["cluster"]), ClusterChoice())
     own = cluster.factors.combined(scenario.factors) == Factors() and scenario.micro_batching == MicroBatching()

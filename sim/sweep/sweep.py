@@ -18,6 +18,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from nestpipe.base import CaseError
 from nestpipe.ir import show
+from sim.costs import ModelWorkload, TraceWorkload
 from sim.scenario import Evaluator, Grid, better, violations, with_keys_known
 from sim.sweep.backends import Backend, Chunk, backend
 from sim.sweep.store import Store, as_frame, schema_of
@@ -84,11 +85,14 @@ def digest(grid: Grid) -> str:
         release = version("nestpipe")
     except PackageNotFoundError:
         release = "unknown"
+    workload = grid.workload
+    model = workload.model if isinstance(workload, ModelWorkload) else None
+    trace = workload.frame if isinstance(workload, TraceWorkload) else None
     parts = [
         release,
         msgspec.json.encode(grid.scenario, order="sorted").decode(),
-        *(repr(each) for each in (grid.case, grid.model, grid.keys, sorted(grid.hardware.items())) if each),
-        "" if grid.trace is None else str(pd.util.hash_pandas_object(grid.trace.astype(str)).sum()),
+        *(repr(each) for each in (grid.case, model, grid.keys, sorted(grid.hardware.items())) if each),
+        "" if trace is None else str(pd.util.hash_pandas_object(trace.astype(str)).sum()),
         *(show(grid.loops[name]) for name in sorted(grid.loops)),
     ]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]

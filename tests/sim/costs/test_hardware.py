@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import msgspec
 import pytest
@@ -10,16 +10,18 @@ import pytest
 from nestpipe.base.errors import CaseError, TopologyError
 from nestpipe.ir import Loop, Op, OpKind, Resource, unroll, with_micro_batches
 from nestpipe.schedules import load, names
-from sim.costs.case import case_run, hardware_run
+from sim.costs.case import CaseWorkload
 from sim.costs.demand import Demand, demands_of_case, demands_of_preset
 from sim.costs.hardware import HardwareCosts
+from sim.costs.run import Run, run
+from sim.costs.workload import OpCosts, Options, costs_of
 from sim.engine.costs import Jitter
 from sim.engine.engine import simulate
 from sim.engine.folding import World
 from sim.network.cost import Collectives, group_transfer, network_costs
-from topologies.cluster import load_cluster
+from topologies.cluster import Cluster, load_cluster
 from topologies.fabric import Fabric
-from traces.workloads.case import batch_times, growth_laws, load_case
+from traces.workloads.case import Case, batch_times, growth_laws, load_case
 from traces.workloads.models import preset
 
 CASE = load_case("nestpipe_paper")
@@ -28,12 +30,35 @@ ASCEND = load_cluster("ascend_910b")
 H100 = load_cluster("dgx_h100")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """A workload whose ops ask for what a test says."""
+
+    demands: dict[OpKind, Demand]
+    batch_per_worker: int = 1
+    domain_size: int | None = None
+
+    def costs(self, loop: Loop, cluster: Cluster | None, options: Options) -> OpCosts:
+        return costs_of(self.demands, loop, cluster, options)
+
+
+def case_run(loop: Loop, world_size: int, cluster: Cluster | None = None, case: Case = CASE, steps: int = 20) -> Run:
+    return run(loop, CaseWorkload.of(case), cluster, Options(world_size=world_size, steps=steps))
+
+
+def hardware_run(
+    loop: Loop, cluster: Cluster, demands: dict[OpKind, Demand], world_size: int, communication_share: float = 0.0
+) -> Run:
+    options = Options(world_size=world_size, communication_share=communication_share)
+    return run(loop, Asked(demands=demands), cluster, options)
+
+
 @pytest.mark.parametrize("name", names())
 @pytest.mark.parametrize("world_size", [128, 1536])
 def test_the_paper_case_on_its_topology_is_the_paper_case(name: str, world_size: int) -> None:
     loop = load(name)
-    plain = case_run(CASE, WORK, loop, world_size).metrics
-    shared = case_run(CASE, WORK, loop, world_size, cluster=ASCEND).metrics
+    plain = case_run(loop, world_size).metrics
+    shared = case_run(loop, world_size, cluster=ASCEND).metrics
     assert shared.step_latency_ms == pytest.approx(plain.step_latency_ms, rel=1e-4)
     assert shared.communication_ms == pytest.approx(plain.communication_ms, rel=1e-3)
 
@@ -67,11 +92,11 @@ def test_folded_equals_unfolded_with_shared_hardware(name: str, stragglers: dict
 def test_a_case_on_other_hardware_takes_the_other_hardwares_time_and_says_so() -> None:
     slow = load_cluster("ethernet_25g")
     loop = load("sync")
-    home = case_run(CASE, WORK, loop, 128, cluster=ASCEND)
-    moved = case_run(CASE, WORK, loop, 128, cluster=slow)
+    home = case_run(loop, 128, cluster=ASCEND)
+    moved = case_run(loop, 128, cluster=slow)
     assert moved.metrics.communication_ms > 2 * home.metrics.communication_ms
-    assert "fitted" in home.provenance
-    assert set(moved.provenance) <= {"assumed", "extrapolated"}
+    assert "fitted" in home.rests_on
+    assert set(moved.rests_on) <= {"assumed", "extrapolated"}
     assert home.stages is not None
     assert moved.stages is not None
     there = moved.stages.set_index("kind")["origin"].to_dict()
@@ -80,16 +105,16 @@ def test_a_case_on_other_hardware_takes_the_other_hardwares_time_and_says_so() -
     assert fitted["forward"]
     assert not fitted["lookup"]
     with pytest.raises(CaseError, match="names no topology"):
-        case_run(msgspec.structs.replace(CASE, topology=None), WORK, loop, 128, cluster=slow)
+        case_run(loop, 128, cluster=slow, case=msgspec.structs.replace(CASE, topology=None))
 
 
 def test_a_case_runs_on_more_ranks_than_its_own_cluster_can_have() -> None:
     loop = load("sync")
-    run = case_run(CASE, WORK, loop, 8192, cluster=load_cluster("dgx_h100"), steps=4)
-    assert run.metrics.step_latency_ms > 0
-    assert "fitted" not in run.provenance
+    found = case_run(loop, 8192, cluster=load_cluster("dgx_h100"), steps=4)
+    assert found.metrics.step_latency_ms > 0
+    assert "fitted" not in found.rests_on
     with pytest.raises(TopologyError, match=r"ascend_910b: world_size must be 1 to 4,096 \(ranks_max\), got 8,192"):
-        case_run(CASE, WORK, loop, 8192, cluster=ASCEND)
+        case_run(loop, 8192, cluster=ASCEND)
 
 
 @pytest.mark.parametrize("topology", ["ascend_910b", "dgx_h100", "dgx_a100", "ethernet_25g", "zionex_a100"])
@@ -119,10 +144,10 @@ def test_collectives_that_overlap_share_the_links() -> None:
     steps = {}
     for share in (0.001, 0.5):
         demands = demands_of_case(WORK, {**CASE.values(), "key_bytes_share": share}, loop, ASCEND, 128)
-        run = hardware_run(loop, ASCEND, demands, World(world_size=128), global_batch=1)
-        steps[share] = run.metrics.step_latency_ms
-        bound_ms = float(run.bound.step_ns) / 1e6
-        assert run.metrics.step_latency_ms >= bound_ms * (1 - 1e-6)
+        found = hardware_run(loop, ASCEND, demands, 128)
+        steps[share] = found.metrics.step_latency_ms
+        bound_ms = float(found.bound.step_ns) / 1e6
+        assert found.metrics.step_latency_ms >= bound_ms * (1 - 1e-6)
     assert steps[0.5] > steps[0.001] + 1
 
 
@@ -130,26 +155,24 @@ def test_communication_slows_compute_only_where_a_share_is_given() -> None:
     loop = load("nestpipe")
     demands = demands_of_case(WORK, CASE.values(), loop, ASCEND, 128)
     steps = [
-        hardware_run(
-            loop, ASCEND, demands, World(world_size=128), global_batch=1, communication_share=share
-        ).metrics.step_latency_ms
+        hardware_run(loop, ASCEND, demands, 128, communication_share=share).metrics.step_latency_ms
         for share in (0.0, 1e-9, 0.2, 0.4)
     ]
     assert steps[0] == pytest.approx(steps[1], rel=1e-6)
     assert steps[1] < steps[2] < steps[3]
     alone = hardware_run(
-        load("sync"), ASCEND, demands_of_case(WORK, CASE.values(), load("sync"), ASCEND, 128), World(world_size=128),
-        global_batch=1, communication_share=0.4,
-    )  # fmt: skip
+        load("sync"),
+        ASCEND,
+        demands_of_case(WORK, CASE.values(), load("sync"), ASCEND, 128),
+        128,
+        communication_share=0.4,
+    )
     assert alone.metrics.step_latency_ms == pytest.approx(2569.0, rel=1e-4)  # nothing overlaps, so nothing slows
 
 
 def test_time_of_its_own_stays_where_collectives_take_a_share_of_the_device() -> None:
     demands = {OpKind.FORWARD: Demand(fixed_ns=1_000_000, flops=1e12), OpKind.UPDATE: Demand(fixed_ns=500)}
-    plain, shared = (
-        hardware_run(load("sync"), H100, demands, World(world_size=8), global_batch=1, communication_share=share)
-        for share in (0.0, 0.2)
-    )
+    plain, shared = (hardware_run(load("sync"), H100, demands, 8, communication_share=share) for share in (0.0, 0.2))
     assert shared.metrics.step_latency_ms == pytest.approx(plain.metrics.step_latency_ms, abs=2e-6)
 
 
@@ -163,7 +186,7 @@ def test_a_faster_network_does_not_make_the_step_longer() -> None:
         for t in H100.tiers
     )
     slow, fast = (
-        hardware_run(loop, cluster, demands, World(world_size=64), global_batch=1).metrics.step_latency_ms
+        hardware_run(loop, cluster, demands, 64).metrics.step_latency_ms
         for cluster in (H100, replace(H100, tiers=tiers))
     )
     assert fast < slow
@@ -172,15 +195,15 @@ def test_a_faster_network_does_not_make_the_step_longer() -> None:
 def test_stages_name_the_busiest_resource_and_loads_are_shares() -> None:
     loop = load("nestpipe")
     demands = demands_of_preset(preset("hstu"), H100, loop, batch=512, world_size=512)
-    run = hardware_run(loop, H100, demands, World(world_size=512), global_batch=1)
-    assert run.stages is not None
-    assert run.load is not None
-    busiest = dict(zip(run.stages["kind"], run.stages["busiest_resource"], strict=True))
+    found = hardware_run(loop, H100, demands, 512)
+    assert found.stages is not None
+    assert found.load is not None
+    busiest = dict(zip(found.stages["kind"], found.stages["busiest_resource"], strict=True))
     assert busiest["lookup"].startswith("h2d")
     assert busiest["all_to_all[rows]"].startswith("rail")
-    assert run.stages["utilisation"].between(0, 1 + 1e-9).all()
-    assert run.load["utilisation"].between(0, 1 + 1e-9).all()
-    assert sum(run.provenance.values()) == pytest.approx(1)
+    assert found.stages["utilisation"].between(0, 1 + 1e-9).all()
+    assert found.load["utilisation"].between(0, 1 + 1e-9).all()
+    assert sum(found.rests_on.values()) == pytest.approx(1)
 
 
 _COLLECTIVES = {

@@ -65,11 +65,11 @@ def test_every_row_says_where_it_comes_from(result: Reproduction) -> None:
 
 def test_the_critical_cycle_says_what_it_rests_on(result: Reproduction) -> None:
     for (method, world_size), run in result.runs.items():
-        assert sum(run.provenance.values()) == pytest.approx(1)
+        assert sum(run.rests_on.values()) == pytest.approx(1)
         if 128 < world_size < 1536 and "2D-SP" not in method:  # an All2All in a domain of 128 is fitted at any size
-            assert "fitted" not in run.provenance
+            assert "fitted" not in run.rests_on
         if world_size > 1536 and "2D-SP" not in method:
-            assert set(run.provenance) <= {"assumed", "extrapolated"}
+            assert set(run.rests_on) <= {"assumed", "extrapolated"}
         assert run.metrics.step_latency_ms == pytest.approx(float(run.bound.step_ns) / 1e6, rel=1e-9)
 
 

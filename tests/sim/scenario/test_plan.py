@@ -30,7 +30,7 @@ RESULTS = sweep(GRID)
 def _with(**changes: object) -> Grid:
     return Grid(
         scenario=msgspec.structs.replace(GRID.scenario, **changes),
-        case=GRID.case,
+        workload=GRID.workload,
         loops=GRID.loops,
         staleness=GRID.staleness,
     )

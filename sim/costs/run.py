@@ -1,0 +1,142 @@
+"""One schedule, one workload, one cluster: the run that every command shows.
+
+`run` prepares it; its parts are worked out when they are asked for, each once. The bound needs no simulation, and
+neither does a step time with jitter where ops share nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from nestpipe.base import NS_PER_MS, CaseError, shares_by_origin
+from nestpipe.checks import require_safe
+from nestpipe.ir import Loop, OpKind, unroll
+from nestpipe.timeline import StepMetrics, Timeline, measure
+from sim.costs.hardware import HardwareCosts
+from sim.costs.workload import OpCosts, Options, Workload, batch_ns
+from sim.engine import Bound, TimedCosts, World, max_cycle_ratio, rank_step_ns, simulate
+from topologies.cluster import Cluster
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Run", "require_runnable", "run"]
+
+
+def require_runnable(loop: Loop) -> None:
+    """Refuses a loop that the checks find malformed, deadlocked or racing; staleness is allowed, it costs no time.
+
+    Raises:
+        ScheduleError, DeadlockError: with the check's witness.
+    """
+    require_safe(loop, allow_staleness=sys.maxsize)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A schedule on a workload and a cluster, and what follows from it.
+
+    Attributes:
+        loop: the schedule, with its number of micro-batches.
+        ops: what its ops cost.
+        world: number of ranks and size of a domain.
+        options: as run, the workload's own batch and domain filled in.
+        meta: further facts for the Timeline.
+    """
+
+    loop: Loop
+    ops: OpCosts
+    world: World
+    options: Options
+    meta: Mapping[str, Any]
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """When each op ran."""
+        program = unroll(self.loop, self.options.steps)
+        fold_ranks = self.options.fold_ranks
+        return self.ops.finish(simulate(program, self.ops.costs, self.world, fold_ranks=fold_ranks, meta=self.meta))
+
+    @cached_property
+    def metrics(self) -> StepMetrics:
+        """Of the steady steps."""
+        batch = self.options.batch_per_worker
+        return measure(self.timeline, global_batch=None if batch is None else batch * self.options.world_size)
+
+    @cached_property
+    def bound(self) -> Bound:
+        """The step time without contention and jitter, and its critical cycle.
+
+        Raises:
+            CaseError: if every op of the program has a cost of its own, so that no step stands for the others.
+        """
+        if self.ops.op_ns is None:
+            raise CaseError(f"{self.loop.name}: a cost table knows every op by itself, so there is no cycle bound")
+        return max_cycle_ratio(self.loop, self.ops.op_ns)
+
+    @cached_property
+    def batch_ns(self) -> dict[OpKind, int]:
+        """Nanoseconds per batch of each op kind alone."""
+        return {} if self.ops.op_ns is None else batch_ns(self.loop, self.ops.op_ns)
+
+    @cached_property
+    def rests_on(self) -> dict[str, float]:
+        """The share of the critical cycle by where its numbers come from."""
+        return shares_by_origin((self.ops.origin.get(step.kind, "assumed"), step.ns) for step in self.bound.cycle)
+
+    @cached_property
+    def step_ns(self) -> float:
+        """The steady step, mean over ranks, by the soonest exact way: bound, recursion or simulation."""
+        if not isinstance(self.ops.costs, TimedCosts):
+            return self.metrics.step_latency_ms * NS_PER_MS
+        if not self.options.jitter.is_random:
+            return float(self.bound.step_ns)
+        return float(rank_step_ns(self.loop, self.options.steps, self.ops.costs, self.world).mean())
+
+    @property
+    def stages(self) -> pd.DataFrame | None:
+        """On a cluster, for each op kind its time alone, the resource that sets it and how full that is."""
+        return self.ops.costs.stages() if isinstance(self.ops.costs, HardwareCosts) else None
+
+    @property
+    def load(self) -> pd.DataFrame | None:
+        """On a cluster, for each resource the work done and its utilisation over the run."""
+        if not isinstance(self.ops.costs, HardwareCosts):
+            return None
+        _ = self.timeline  # the load is that of the simulation
+        return self.ops.costs.load()
+
+
+def run(
+    loop: Loop,
+    workload: Workload,
+    cluster: Cluster | None,
+    options: Options,
+    *,
+    meta: Mapping[str, Any] | None = None,
+) -> Run:
+    """A schedule on a workload and a cluster; a stale schedule may be run, what is predicted is time.
+
+    Args:
+        loop: the schedule, with the number of micro-batches to run; see `require_runnable`.
+        workload: what its ops cost.
+        cluster: the hardware that ops share where they overlap; None for the workload's own, on which they share
+            nothing that the workload does not say.
+        options: size, steps, jitter.
+        meta: further facts for the Timeline.
+
+    Raises:
+        NestPipeError: if a number is impossible or the workload does not know the ops.
+    """
+    options = replace(
+        options,
+        batch_per_worker=workload.batch_per_worker if options.batch_per_worker is None else options.batch_per_worker,
+        domain_size=workload.domain_size if options.domain_size is None else options.domain_size,
+    )
+    world = options.world(loop)
+    meta = {**({} if cluster is None else {"topology": cluster.name}), **(meta or {})}
+    return Run(loop=loop, ops=workload.costs(loop, cluster, options), world=world, options=options, meta=meta)
