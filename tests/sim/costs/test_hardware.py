@@ -229,8 +229,9 @@ def test_every_user_charges_a_collective_the_same(topology: str, name: str, size
         whole = size * len(ranks) if kind is OpKind.ALL_GATHER else size
         alone_ns = Collectives(fabric).cost(_COLLECTIVES[kind], whole, ranks=ranks).time_ns
         assert round(replayed(kind, size, 64)) == alone_ns
-        costs = HardwareCosts(cluster, {kind: Demand(sent_bytes=size)}, world_size=64, domain_size=16)
-        assert costs.op_ns(Op(kind=kind, batch=0), resource) == alone_ns
+        asked, on = {kind: Demand(sent_bytes=size)}, {kind: resource}
+        costs = HardwareCosts(cluster, asked, world_size=64, domain_size=16, resources=on)
+        assert costs.op_ns(Op(kind=kind, batch=0)) == alone_ns
         timeline = simulate(unroll(loop, 2), costs, world)
         run_ns = (timeline.end_ns - timeline.start_ns)[0, (timeline.ops["kind"] == kind.value).to_numpy()]
         if resource is not Resource.REPLICA:  # the replicas of a node share its links to the others
