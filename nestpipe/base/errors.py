@@ -22,7 +22,7 @@ class NestPipeError(Exception):
 
 
 class ScheduleError(NestPipeError):
-    """A schedule that cannot be parsed or that a rule of the IR rejects."""
+    """A schedule whose text is invalid or that breaks a rule of the IR."""
 
 
 class DeadlockError(NestPipeError):

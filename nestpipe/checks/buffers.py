@@ -75,7 +75,7 @@ def slot_of(access: Access, buffer: Buffer, micro_batches: int) -> int:
 
 
 def instance_name(data: Data, instance: int, micro_batches: int) -> str:
-    """How people call an instance.
+    """The name of an instance, as people write it.
 
     >>> instance_name(Data.EMBEDDINGS, 9, 8)
     'embeddings 1.1'
@@ -86,7 +86,7 @@ def instance_name(data: Data, instance: int, micro_batches: int) -> str:
 
 
 def buffer_findings(program: Program, order: Order) -> list[Finding]:
-    """The first thing wrong with the buffers of a program, or nothing.
+    """The first fault in the use of buffers, or nothing.
 
     One finding suffices: what an op finds after a race is not defined.
     """
@@ -248,7 +248,7 @@ class _Walk:
             found = f"it holds {instance_name(data, cell.content, self.micro_batches)}"
             steps = [self.step(cell.writer, f"writes {instance_name(data, cell.content, self.micro_batches)}")]
         early = cell.content is None or cell.content < touch.instance
-        way_out = "wait for the op that writes it" if early else "wait with the later write, or give it more slots"
+        way_out = "wait for the op that writes it" if early else "delay the later write, or give the buffer more slots"
         return Finding(
             rule="not-yet-written" if early else "overwritten",
             verdict=Verdict.RACE,

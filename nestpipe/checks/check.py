@@ -38,7 +38,7 @@ _SEVERITY = tuple(Verdict)
 
 
 def check(loop: Loop, *, size_bytes: Mapping[Data, int] | None = None) -> Report:
-    """What can be said about a loop for every number of batches and ranks.
+    """What holds for a loop, whatever the number of batches and ranks.
 
     Args:
         loop: any loop; one that breaks the rules is reported as malformed, not raised.
@@ -54,7 +54,7 @@ def check(loop: Loop, *, size_bytes: Mapping[Data, int] | None = None) -> Report
         small = with_micro_batches(loop, num_micro_batches_to_check(loop))
         for num_batches in lengths_to_check(loop):
             _examine(unroll(small, num_batches), facts, [max(0, num_batches - FOLLOWED)])
-            if facts.hopeless:
+            if facts.undecided:
                 break
     return _report(loop, facts, bytes_per_rank, num_batches)
 
@@ -91,7 +91,7 @@ def check_programs(
 
 
 def require_safe(schedule: Loop | Program | Sequence[Program], *, allow_staleness: int = 0) -> Report:
-    """The report of a schedule that may run.
+    """The report of a schedule that is safe to run.
 
     Args:
         schedule: a loop, a program for all ranks, or programs with their ranks.
@@ -123,7 +123,7 @@ def _check_once(loop: Loop) -> Report:
 
 @dataclass(slots=True)
 class _Facts:
-    """What has been found so far."""
+    """What has been found so far; `undecided` once a finding leaves the versions undefined."""
 
     findings: list[Finding] = field(default_factory=list)
     rows: dict[int | None, int] = field(default_factory=dict)
@@ -132,7 +132,7 @@ class _Facts:
     peaks: dict[Data, int] = field(default_factory=dict)
 
     @property
-    def hopeless(self) -> bool:
+    def undecided(self) -> bool:
         return any(f.verdict not in (Verdict.SYNCHRONOUS, Verdict.STALE) for f in self.findings)
 
     def add(self, findings: Iterable[Finding]) -> None:
@@ -141,7 +141,7 @@ class _Facts:
 
 
 def _examine(program: Program, facts: _Facts, first_batches: Sequence[int]) -> None:
-    """Adds what there is to know about one program; follows the keys first touched from `first_batches` on."""
+    """Adds what one program shows; follows the keys first touched from `first_batches` on."""
     order = order_of(program)
     undefined = [_deadlock(order)] if isinstance(order, Stuck) else buffer_findings(program, order)
     if isinstance(order, Stuck) or undefined:
@@ -164,7 +164,7 @@ def _examine(program: Program, facts: _Facts, first_batches: Sequence[int]) -> N
 def _deadlock(stuck: Stuck) -> Finding:
     steps = tuple(WitnessStep(op=h.op, stream=h.stream, note=h.reason, rank=h.rank) for h in stuck.heads)
     message = (
-        f"{len(steps)} streams cannot go on after {stuck.num_done} of {stuck.num_ops} ops, each waits for another; "
+        f"{len(steps)} streams are stuck after {stuck.num_done} of {stuck.num_ops} ops, each waiting for another; "
         "drop one of these waits, or move the op that is waited for up in its stream"
     )
     return Finding(rule="deadlock", verdict=Verdict.DEADLOCK, message=message, witness=steps)
@@ -195,7 +195,7 @@ def _report(
         dense_staleness=facts.dense,
         key_classes=classes,
         findings=tuple(sorted(facts.findings, key=lambda f: -_SEVERITY.index(f.verdict))),
-        peak_buffers={} if facts.hopeless else facts.peaks,
+        peak_buffers={} if facts.undecided else facts.peaks,
         bytes_per_rank=bytes_per_rank,
         notes=_notes(schedule, facts),
         num_batches=num_batches,

@@ -59,7 +59,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StuckStream:
-    """A stream that cannot go on: the op at its head and why."""
+    """A stream that is stuck: the op at its head and why."""
 
     stream: str
     op: Op
@@ -69,7 +69,7 @@ class StuckStream:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stuck:
-    """A program that cannot finish; `num_done` ops can."""
+    """A program that cannot finish; `num_done` of its ops can."""
 
     heads: tuple[StuckStream, ...]
     num_done: int
@@ -99,7 +99,7 @@ def order_of(program: Program) -> Order | Stuck:
 
 
 def why_stuck(program: Program, done: set[OpRef], op: Op) -> str:
-    """What an op waits for in vain: the ops themselves and the heads of the streams in which they queue."""
+    """What a stuck op waits for: the ops themselves, and what blocks the streams in which they queue."""
     reasons = []
     for ref in op.after:
         if ref in done:

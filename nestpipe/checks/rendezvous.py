@@ -1,9 +1,9 @@
-"""Runs the programs of ranks that differ together, without durations, to see whether they finish.
+"""Runs the different programs of ranks together, without durations, to see whether they finish.
 
 A communicator is a stream bound to a group; its ranks meet in the order in which each of them has its collectives in
 that stream. A collective ends when all its ranks have come to the very same op. Ops never compete for anything else, so
-that starting an op early never keeps another from running: whatever can run is run, and if the programs get stuck this
-way they get stuck on every run. Source: confluence of marked graphs (Commoner, Holt, Even and Pnueli, 1971).
+that starting an op early never keeps another from running: whatever can run does, and programs that get stuck this way
+get stuck on every run. Source: confluence of marked graphs (Commoner, Holt, Even and Pnueli, 1971).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _by_rank(programs: Sequence[Program]) -> dict[int, Program]:
     found: dict[int, Program] = {}
     for program in programs:
         if program.ranks is None:
-            raise ScheduleError(f"{program.name}: of several programs each needs its ranks; write ranks=0,2-5")
+            raise ScheduleError(f"{program.name}: with several programs each needs its ranks; write ranks=0,2-5")
         for rank in program.ranks:
             if rank in found:
                 raise ScheduleError(f"{program.name}: rank {rank} is given two programs; give it one")

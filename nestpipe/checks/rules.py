@@ -1,6 +1,6 @@
-"""The rules of the IR: what a loop or program must satisfy to mean anything, one small function and one message each.
+"""The rules that a loop or program must obey to have a meaning, one small function and one message each.
 
-They are about single ops and what these name. What follows from the order of ops is for the other checks.
+They look at single ops and what these name; what follows from the order of ops is for the other checks.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def _accesses(schedule: Schedule) -> Complaints:
             for access in used:
                 if access.data not in may:
                     allowed = ", ".join(sorted(may)) or "nothing"
-                    yield op, f"{op.kind} cannot {verb} {access.data}, only {allowed}"
+                    yield op, f"{op.kind} must not {verb} {access.data}; it may {verb} {allowed}"
 
 
 def _inputs(schedule: Schedule) -> Complaints:
@@ -151,7 +151,7 @@ def _inputs(schedule: Schedule) -> Complaints:
                 if needed not in read:
                     yield (
                         op,
-                        f"writes {access.data} but does not read {needed}; add it, what is not named is not checked",
+                        f"writes {access.data} without reading {needed}; add it: what is not named is not checked",
                     )
 
 
@@ -162,7 +162,10 @@ def _own_instance(schedule: Schedule) -> Complaints:
                 access.batch == op.batch and (access.data not in MICRO_DATA or access.micro_batch == op.micro_batch)
             )
             if not own:
-                yield op, f"uses {access.data} of another batch or micro-batch; only sync may read an earlier batch's"
+                yield (
+                    op,
+                    f"uses {access.data} of another batch or micro-batch; only sync may read an earlier batch's",
+                )
 
 
 def _sync_keys(schedule: Schedule) -> Complaints:
@@ -189,9 +192,9 @@ def _buffers(schedule: Schedule) -> Complaints:
             if access.data in STATES:
                 continue
             if access.data not in declared:
-                yield op, f"uses {access.data}, which is no declared buffer; add 'buffer {access.data} device slots=1'"
+                yield op, f"uses {access.data}, which is not declared; add 'buffer {access.data} device slots=1'"
             if access.data not in written:
-                yield op, f"reads {access.data}, which no op writes; add the op that does or drop the read"
+                yield op, f"reads {access.data}, which no op writes; add an op that does, or drop the read"
 
 
 def _depth(schedule: Schedule) -> Complaints:
@@ -199,7 +202,7 @@ def _depth(schedule: Schedule) -> Complaints:
         if buffer.slots > _MAX_SLOTS:
             yield (
                 None,
-                f"buffer {buffer.data} has {buffer.slots} slots; the checks follow at most {_MAX_SLOTS}, use fewer",
+                f"buffer {buffer.data} has {buffer.slots} slots; the checks follow at most {_MAX_SLOTS}; use fewer",
             )
     if isinstance(schedule, Program):
         return
@@ -208,7 +211,7 @@ def _depth(schedule: Schedule) -> Complaints:
         if max(_batches(op)) - lowest > _MAX_REACH:
             yield (
                 op,
-                f"reaches over more than {_MAX_REACH} batches; the checks follow no more, bring the offsets closer",
+                f"spans more than {_MAX_REACH} batches, the most that the checks follow; bring the offsets closer",
             )
 
 
@@ -226,15 +229,15 @@ RULES: Final = (
     Rule(name="unique-op", demands="every op runs once per batch and micro-batch", complaints=_unique),
     Rule(name="complete", demands="every op runs for each batch and micro-batch", complaints=_complete),
     Rule(name="references", demands="a wait names an op that exists", complaints=_references),
-    Rule(name="streams", demands="collectives, and only they, run on the stream of a group", complaints=_streams),
-    Rule(name="granularity", demands="per batch or per micro-batch is given by the kind", complaints=_granularity),
-    Rule(name="accesses", demands="an op only uses data that its kind can use", complaints=_accesses),
+    Rule(name="streams", demands="collectives, and nothing else, run on the stream of a group", complaints=_streams),
+    Rule(name="granularity", demands="the kind says: per batch or per micro-batch", complaints=_granularity),
+    Rule(name="accesses", demands="an op uses only data that its kind may use", complaints=_accesses),
     Rule(name="inputs", demands="an op reads what it needs for what it writes", complaints=_inputs),
     Rule(
         name="own-instance", demands="an op works on its own batch; sync reads earlier ones", complaints=_own_instance
     ),
     Rule(name="sync-keys", demands="sync knows which keys two batches share", complaints=_sync_keys),
-    Rule(name="depth", demands="a pipeline is no deeper than the checks can follow", complaints=_depth),
+    Rule(name="depth", demands="a pipeline is no deeper than the checks follow", complaints=_depth),
     Rule(name="buffers", demands="buffers are declared and written", complaints=_buffers),
 )
 """All rules, in the order in which they are reported."""

@@ -24,15 +24,15 @@ from nestpipe.ir import CACHES, KINDS, Data, Meaning, Op, Program, op_name
 __all__ = ["FOLLOWED", "Scenario", "VersionReport", "scenarios", "versions"]
 
 _MESSAGES: Final = {
-    "undefined": "{op} uses {what} that are not there; a batch needs the keys of all replicas before it looks them up",
+    "undefined": "{op} uses {what} that were never looked up; a batch needs the keys of all replicas before its lookup",
     "frozen-window": "{op} sees {what} with update {update} already applied; "
     "update once per batch, after the last gradient of the batch",
     "stale-table": "{op} sees {what} without update {update}; look up or sync after the update",
     "stale-optimizer": "{op} starts from {what} without update {update}; optimiser state must travel with the row: "
     "let sync, lookup and write_back copy moments too",
     "stale-dense": "{op} sees {what} without update {update}; let it run after the update",
-    "lost-update": "after the last op {what} lack update {update}, for ever: a later write-back started from a version "
-    "without it, or nothing brought it back; sync, or look up after write_back",
+    "lost-update": "{what} never receive update {update}: a later write_back started from a version without it, or "
+    "nothing wrote it back; sync, or look up after write_back",
     "unreduced": "{op} applies dense gradients that no all_reduce has summed; let it wait for all_reduce",
 }
 _COPIES: Final = (Meaning.COPY, Meaning.SYNC)
@@ -82,8 +82,8 @@ def _finding(run: VersionRun, seen: Sighting) -> Finding:
         if clash is not None:
             return _race(run, seen, clash, keys)
         message += f" ({keys})"
-        told = _Told(run.program, run.order, run.scenario, run.first_batch)
-        witness = told.tell(number, history, None if seen.rule == "lost-update" else seen.op, seen.state)
+        run_again = _Witness(run.program, run.order, run.scenario, run.first_batch)
+        witness = run_again.steps_of(number, history, None if seen.rule == "lost-update" else seen.op, seen.state)
         message += _always_first(run, seen) if seen.rule == "stale-table" else ""
     verdict = Verdict.STALE if seen.rule.startswith("stale") else Verdict.RACE
     return Finding(rule=seen.rule, verdict=verdict, message=message, witness=witness)
@@ -134,10 +134,10 @@ def _dense_witness(run: VersionRun, seen: Sighting) -> tuple[WitnessStep, ...]:
     return tuple(_step(run.order, i, notes[i]) for i in run.order.sequence if i in notes)
 
 
-class _Told(VersionRun):
-    """The run of one history, told op by op."""
+class _Witness(VersionRun):
+    """The run of one history, op by op."""
 
-    def tell(self, number: int, history: list[int], last: int | None, state: Data) -> tuple[WitnessStep, ...]:
+    def steps_of(self, number: int, history: list[int], last: int | None, state: Data) -> tuple[WitnessStep, ...]:
         """What the batches of a history do with a key, up to op `last` or to the end."""
         steps: list[WitnessStep] = []
         for i in self.order.sequence:

@@ -224,7 +224,7 @@ class VersionRun:
             self.sightings.append(Sighting(rule=rule, op=i, state=state, histories=histories, update=update))
 
     def observe(self, i: int, state: Data, version: Version, mask: int) -> None:
-        """Notes what op `i` sees in the histories of `mask`: staleness by distance, and what must not be."""
+        """Notes what op `i` sees in the histories of `mask`: staleness by distance, and faults."""
         batch = self.order.ops[i].batch
         staleness = self.rows if state is Data.TABLE else self.optimizer
         if undefined := version.undefined & mask:

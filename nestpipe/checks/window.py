@@ -1,4 +1,4 @@
-"""How many batches and micro-batches have to be looked at to know a loop for every number of them.
+"""How many batches and micro-batches to examine, so that the result holds for every number of them.
 
 Let *reach* be the distance between the largest and the smallest batch offset
 in the loop, of ops, waits and accesses, plus what its waits for ops of later iterations reach ahead. A shortest path
