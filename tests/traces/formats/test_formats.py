@@ -14,7 +14,8 @@ from tests.traces.formats.samples import (
     samples,
     torchrec_step,
 )
-from traces.formats.importing import detect, import_to, import_traces
+from traces.formats.format import Format, Found, Head, Options
+from traces.formats.importing import FORMATS, detect, import_to, import_traces
 from traces.table import read_table
 
 FORMAT_OF = {
@@ -74,3 +75,25 @@ def test_a_table_written_as_it_is_made_is_the_one_made_in_memory(
     again = read_table(tmp_path / f"t.{suffix}")
     assert again.frame.equals(whole.table.frame)
     assert again.files == whole.table.files
+
+
+class OneOpALine:
+    """A made-up format: `op kind ns` after a first line `ops`."""
+
+    def sniff(self, head: Head, /) -> bool:
+        return head.text.startswith("ops\n")
+
+    def read(self, path: Path, _options: Options, /) -> list[list[str]]:
+        return [line.split() for line in path.read_text(encoding="utf-8").splitlines()[1:]]
+
+    def summarise(self, trace: list[list[str]], /) -> Found:
+        rows = [{"op": op, "kind": kind, "duration_ns": int(ns), "source": "measured: x"} for op, kind, ns in trace]
+        return Found(rank=3, rows=rows, section="lines", summaries=[{"num_ops": len(rows)}])
+
+
+def test_a_new_format_needs_a_reader_and_an_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("traces.formats.importing.FORMATS", (Format("lines", "an op a line", OneOpALine()), *FORMATS))
+    imported = load(tmp_path, "ops\nproduct forward 70\nproduct backward 140\n")
+    assert imported.table.frame["duration_ns"].tolist() == [70, 140]
+    assert imported.summary["lines"] == [{"num_ops": 2}]
+    assert [(file["format"], file["rank"]) for file in imported.summary["files"]] == [("lines", 3)]
