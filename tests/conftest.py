@@ -39,6 +39,16 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str], None]:
 
 
 @pytest.fixture(scope="session")
+def testbed_allowed() -> None:
+    """Skips where no testbed can be made, and says why."""
+    from executor.testbed import refusal
+
+    reason = refusal()
+    if reason is not None:
+        pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The folder with real data beside the repository; skips where it is absent."""
     if not SHARED_DATA.is_dir():
