@@ -104,7 +104,7 @@ class Reader:
         return found
 
     def finish(self) -> None:
-        """Refuses keys that nobody asked for."""
+        """Refuses unknown keys."""
         for key in self.data:
             near = [known for known in self.known if _stem(known) == _stem(key)]
             if near:

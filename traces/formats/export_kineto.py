@@ -29,7 +29,9 @@ from nestpipe.base import NS_PER_US, TraceError, atomic_file
 from nestpipe.ir import COLLECTIVES, KINDS, Cost, kinds_of
 from traces.formats.kineto_events import TRAILING_STEP
 
-__all__ = ["device_class", "kineto_events", "table_rows", "write_kineto"]
+__all__ = ["device_class", "kineto_events", "table_rows", "timed_rows", "write_kineto"]
+
+NO_TIMES = "nothing to export: no row of the table has start and end times"
 
 FIRST_STREAM = 7
 HOST_PID_FIRST = 1000
@@ -82,6 +84,11 @@ def _plain(value: Any) -> Any:
     if value is None or value is pd.NA or (isinstance(value, float) and value != value):
         return None
     return value.item() if isinstance(value, np.generic) else value
+
+
+def timed_rows(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows with a start and an end."""
+    return frame[frame["start_ns"].notna() & frame["end_ns"].notna()]
 
 
 def table_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
@@ -215,8 +222,7 @@ def _device_events(
 
 def kineto_events(frame: pd.DataFrame, rank: int) -> Iterator[dict[str, Any]]:
     """The trace events of one rank, given the rows of that rank; rows without times are left out."""
-    timed = frame[frame["start_ns"].notna() & frame["end_ns"].notna()]
-    rows = table_rows(timed.sort_values("start_ns", kind="stable"))
+    rows = table_rows(timed_rows(frame).sort_values("start_ns", kind="stable"))
     steps = _steps(rows)
     launches = _Launches(steps)
     classes = [device_class(r["kind"], r.get("stream"), r.get("op"), r.get("collective")) for r in rows]
@@ -279,8 +285,8 @@ def write_kineto(frame: pd.DataFrame, folder: str | os.PathLike[str]) -> list[Pa
     Raises:
         TraceError: no row has times, or the folder cannot be written to.
     """
-    if not len(frame) or not (frame["start_ns"].notna() & frame["end_ns"].notna()).any():
-        raise TraceError("nothing to export: no row of the table has start and end times")
+    if not len(timed_rows(frame)):
+        raise TraceError(NO_TIMES)
     ranks = frame["rank"].fillna(0).astype("int64")
     sizes = frame["group_size"].dropna() if "group_size" in frame else pd.Series(dtype="int64")
     world_size = max(int(ranks.max()) + 1, int(sizes.max()) if len(sizes) else 0)

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from nestpipe.base import TraceError, atomic_file
+from traces.formats.export_kineto import NO_TIMES, timed_rows
 from traces.formats.protobuf import message, text_field, uint_field
 
 __all__ = ["packets", "write_perfetto"]
@@ -112,9 +113,9 @@ def packets(frame: pd.DataFrame) -> Iterator[bytes]:
     Raises:
         TraceError: no row has times.
     """
-    timed = frame[frame["start_ns"].notna() & frame["end_ns"].notna()].reset_index(drop=True)
+    timed = timed_rows(frame).reset_index(drop=True)
     if not len(timed):
-        raise TraceError("nothing to export: no row of the table has start and end times")
+        raise TraceError(NO_TIMES)
     start = np.asarray(timed["start_ns"], dtype=np.int64)
     end = np.asarray(timed["end_ns"], dtype=np.int64)
     origin = min(int(start.min()), 0)

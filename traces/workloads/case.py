@@ -80,7 +80,7 @@ METRICS: Final = (
 
 
 class Assumption(Config, frozen=True, kw_only=True):
-    """A number that nobody published: the value used, the plausible range it is varied over, and why."""
+    """An unpublished number: the value used, the plausible range over which it is varied, and why."""
 
     value: float
     low: float
