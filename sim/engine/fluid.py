@@ -130,13 +130,6 @@ class FluidSystem:
         self._busy += [0] * missing
         self._busy_since += [None] * missing
 
-    def set_capacity(self, resource: Capacity, capacity_per_s: float) -> None:
-        """Changes a capacity from now on, for example while communication kernels take part of a device."""
-        if not (math.isfinite(capacity_per_s) and capacity_per_s > 0):
-            raise ValueError(f"resource {resource.name!r}: capacity_per_s must be positive, got {capacity_per_s}")
-        self._shares.set_capacity(resource.index, capacity_per_s / NS_PER_S)
-        self._solve_soon()
-
     def start(self, activity: Activity) -> simpy.Event:
         """Starts an activity now; the event happens when its work is done and carries that time in ns."""
         event = self.env.event()

@@ -51,11 +51,6 @@ class MaxMin:
         self.held.append({})
         return len(self.capacity) - 1
 
-    def set_capacity(self, resource: int, capacity: float) -> None:
-        """Changes a capacity; all users of the resource are solved again by the next `resolve`."""
-        self.capacity[resource] = capacity
-        self._dirty.update(dict.fromkeys(self.users[resource]))
-
     def add(self, user: int, uses: Uses) -> None:
         """Adds a user with its (resource, weight) pairs, each resource once; it has no rate before `resolve`."""
         self.uses[user] = uses

@@ -131,7 +131,7 @@ def read_curves(path: Path, collective: str | None = None) -> list[Curve]:
     Sizes measured more than once count with their median; those measured alone make no curve and are left out.
 
     Raises:
-        TraceError: the file cannot be read, or has no such collective.
+        TraceError: the file is not readable, or has no such collective.
     """
     table = read_collective_log(path)
     table = table[(table["size_bytes"] > 0) & (table["time_ns"] > 0)]

@@ -1,4 +1,4 @@
-"""Exact symmetry folding: flows that cannot be told apart are simulated once.
+"""Exact symmetry folding: flows that are alike are simulated once.
 
 Colour refinement of the graph of flows, links and nodes gives its coarsest equitable partition: every link of a class
 carries the same number of flows of each flow class, and every flow of a class crosses the same number of links of each

@@ -145,7 +145,7 @@ class Network:
 
 
 def _check_case(case: _Case, topology: _Topology) -> None:
-    """Refuses what cannot be run, before anything is."""
+    """Refuses an invalid case before any case runs."""
     where = f"topologies.{case.topology}"
     if not 1 <= topology.ranks <= MAX_RANKS:
         more = "; use the class model (nestpipe simulate --topology) for more" if topology.ranks > MAX_RANKS else ""
@@ -240,7 +240,7 @@ def evaluate_cases(
         `basic_cases`: id, finish_s in file order.
 
     Raises:
-        CaseError: no case is wanted, or one cannot be run; those that show before running do so before any runs.
+        CaseError: no case matches, or one is invalid; what shows before running is raised before any case runs.
     """
 
     def wanted(name: str) -> bool:

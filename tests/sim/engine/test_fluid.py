@@ -70,21 +70,6 @@ def test_a_share_of_two_gets_twice_the_rate_and_weights_take_more_of_a_resource(
     assert (double.value, single.value) == (10, 10)
 
 
-def test_a_capacity_can_change_under_way() -> None:
-    env = simpy.Environment()
-    fluid = FluidSystem(env)
-    compute = fluid.resource("compute", 10 * GB)
-    done = fluid.start(Activity(work=100.0, uses={compute: 1.0}))
-
-    def slow() -> Generator[simpy.Event, Any, None]:
-        yield env.timeout(5)
-        fluid.set_capacity(compute, 5 * GB)
-
-    env.process(slow())
-    env.run()
-    assert done.value == 15
-
-
 def test_usage_says_how_long_and_how_much() -> None:
     env = simpy.Environment()
     fluid = FluidSystem(env)
