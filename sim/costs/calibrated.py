@@ -24,14 +24,12 @@ import numpy.typing as npt
 import simpy
 
 from nestpipe.base import NS_PER_S, CaseError
-from nestpipe.ir import COLLECTIVES, Loop, Op, OpKind, Program, Resource, unroll
+from nestpipe.ir import COLLECTIVES, Op, OpKind, Program, Resource
 from nestpipe.timeline import Timeline
-from sim.costs.workload import OpCosts, Options
 from sim.engine import Activity, Capacity, FluidSystem
-from topologies.cluster import Cluster
 from traces.workloads import CostFit
 
-__all__ = ["CalibratedCosts", "Machine", "OpSizes", "TableWorkload"]
+__all__ = ["CalibratedCosts", "Machine", "OpSizes", "with_starts"]
 
 Sizes = Mapping[str, float]
 #: Collectives that send all they have at once; the others send again when something has arrived.
@@ -161,7 +159,7 @@ class CalibratedCosts:
             time it takes: on an accelerator or where it is emulated. None if local ops compute on the shared cores.
         spread: coefficient of variation of single ops around their fit, by kind; empty for none.
         seed: of that variation.
-        gaps: filled by the simulation: the wait for the lane, by rank and op index (see `_with_starts`).
+        gaps: filled by the simulation: the wait for the lane, by rank and op index (see `with_starts`).
     """
 
     program: Program
@@ -371,49 +369,7 @@ class CalibratedCosts:
         return left
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableWorkload:
-    """Fits of a cost table for the very ops of one run, on the machine that they were measured on.
-
-    Attributes:
-        fits, sizes, machine, busy, spread, seed: see `CalibratedCosts`.
-        batch_per_worker: samples per rank and step.
-    """
-
-    fits: Mapping[OpKind, CostFit]
-    sizes: OpSizes
-    machine: Machine
-    batch_per_worker: int
-    busy: Mapping[OpKind, CostFit] | None = None
-    spread: Mapping[OpKind, float] = field(default_factory=dict)
-    seed: int = 0
-
-    @property
-    def domain_size(self) -> None:
-        """A profile has no domains of its own."""
-        return
-
-    def costs(self, loop: Loop, cluster: Cluster | None, options: Options) -> OpCosts:
-        """See `Workload.costs`.
-
-        Raises:
-            CaseError: on another cluster, or if the table lacks a cost that the loop needs.
-        """
-        if cluster is not None:
-            raise CaseError("a cost table holds for the machine that was profiled; give no topology")
-        costs = CalibratedCosts(
-            program=unroll(loop, options.steps),
-            fits=self.fits,
-            sizes=self.sizes,
-            machine=self.machine,
-            busy=self.busy,
-            spread=self.spread,
-            seed=self.seed,
-        )
-        return OpCosts(costs=costs, op_ns=None, origin={}, finish=lambda run: _with_starts(run, costs.gaps))
-
-
-def _with_starts(timeline: Timeline, gaps: Mapping[tuple[int, int], int]) -> Timeline:
+def with_starts(timeline: Timeline, gaps: Mapping[tuple[int, int], int]) -> Timeline:
     """The Timeline with ops that start when their lane has started them, as a measured one has it.
 
     Args:
