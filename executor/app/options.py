@@ -235,7 +235,7 @@ def user_sequences(path: Path) -> tuple[tuple[Int64, ...], int]:
         path: MovieLens ratings (userId, movieId, timestamp) or a KuaiRand log (user_id, video_id, time_ms).
 
     Raises:
-        TraceError: if the file cannot be read.
+        TraceError: if the file is missing or invalid.
         ExecutorError: if it has neither set of columns.
     """
     columns = detect_layout(path).columns

@@ -43,17 +43,17 @@ class Outputs:
             raise ExecutorError("checkpoint_every and resume need a checkpoint directory; give --checkpoint")
 
     def prepare(self) -> str | None:
-        """Make the folders, so that what cannot be written is known before training; what is wrong, if anything."""
+        """Make the folders, so that an unwritable output is known before training; the problem, None if there is none."""
         folders = (self.checkpoint, self.chrome, None if self.timeline is None else self.timeline.parent)
         for folder in filter(None, folders):
             try:
                 folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                return f"{folder}: cannot be made a folder: {error.strerror}; choose another"
+                return f"{folder}: cannot create the folder: {error.strerror}; choose another"
             if not os.access(folder, os.W_OK):
-                return f"{folder}: cannot be written to; choose another"
+                return f"{folder}: not writable; choose another"
         if self.timeline is not None and self.timeline.is_dir():
-            return f"{self.timeline}: --timeline names a file, and this is a folder"
+            return f"{self.timeline}: --timeline expects a file, this is a folder"
         return None
 
 
@@ -61,7 +61,7 @@ def train(trainer: Trainer, options: RunOptions, outputs: Outputs, end: int) -> 
     """Train to batch `end` and say what came out. A collective call; the result is meant for rank 0.
 
     Raises:
-        ExecutorError: if an op fails or a checkpoint cannot be written.
+        ExecutorError: if an op fails or writing a checkpoint does.
     """
     with _progress(trainer, end):
         while trainer.next_batch < end:

@@ -196,7 +196,7 @@ def _manifest(checkpoint: Path) -> dict[str, Any]:
     try:
         manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ExecutorError(f"{path}: cannot be read as a checkpoint's manifest: {error}") from None
+        raise ExecutorError(f"{path}: invalid manifest of a checkpoint: {error}") from None
     if manifest.get("version") != _VERSION:
         raise ExecutorError(f"{path}: version must be {_VERSION}, got {manifest.get('version')!r}")
     return manifest

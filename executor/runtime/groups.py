@@ -281,7 +281,7 @@ def _within(seconds: float, connect: Callable[[], TCPStore]) -> TCPStore:
     thread.start()
     thread.join(seconds)
     if not found:
-        raise RuntimeError("whoever listens there does not answer")
+        raise RuntimeError("the process that listens there does not answer")
     if isinstance(found[0], Exception):
         raise found[0]
     return found[0]

@@ -144,7 +144,7 @@ class Trainer:
 
         Raises:
             RunError: if an op fails.
-            ScheduleError: if the program cannot be run.
+            ScheduleError: if the program is invalid.
         """
         with _no_collection():
             program, table = self.prepare(steps)
@@ -169,7 +169,7 @@ class Trainer:
         """The program of the next `steps` batches and its op table, on fresh buffers. A collective call.
 
         Raises:
-            ScheduleError: if the program cannot be run.
+            ScheduleError: if the program is invalid.
         """
         program = unroll(self.loop, steps)
         worker = self.worker

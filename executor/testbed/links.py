@@ -53,7 +53,7 @@ def check_links(bed: Testbed, *, seconds: float = 0.5) -> list[LinkRate]:
         seconds: how long each stream should take.
 
     Raises:
-        TestbedError: if there is one rank only, the time is impossible, or a rank fails.
+        TestbedError: if there is only one rank, the time is invalid, or a rank fails.
     """
     if bed.world_size < 2:
         raise TestbedError("measuring a link takes at least 2 ranks")

@@ -75,7 +75,7 @@ _SYSCTLS: Final = {
 
 
 class TestbedError(ExecutorError):
-    """A testbed that cannot be made, used or removed; says which command failed, why, and what to do."""
+    """Making, using or removing a testbed failed; names the command, the reason and the way out."""
 
     __test__ = False
 
@@ -90,7 +90,7 @@ class Testbed:
         burst_bytes: what a NIC that was idle lets through at once. Below 128 KiB tbf drops under the set rate.
 
     Raises:
-        TestbedError: if a value cannot be.
+        TestbedError: if a value is invalid.
     """
 
     __test__ = False

@@ -98,7 +98,7 @@ def check_writable(*paths: Path | None) -> None:
     """Refuse output files that are not writable, before minutes of measuring; makes their folders.
 
     Raises:
-        NestPipeError: if a folder cannot be made or is not writable, or a path is a folder.
+        NestPipeError: if a folder is not writable, or a path is a folder.
     """
     for path in filter(None, paths):
         folder = output_dir(path.parent)

@@ -50,7 +50,7 @@ def machine_of(table: CostTable, rates_bits_per_s: Sequence[int]) -> Machine:
     """The machine that a cost table was measured on, with links of the given rates.
 
     Raises:
-        TraceError: if the table lacks one of the machine's values, or has an impossible one.
+        TraceError: if the table lacks one of the machine's values, or has an invalid one.
     """
     cores = table.number("cores")
     if not cores:

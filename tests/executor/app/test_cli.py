@@ -221,8 +221,8 @@ def test_a_backend_or_port_that_cannot_be_is_refused_before_ranks_meet(
 def test_outputs_that_could_not_be_written_are_refused_before_training(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").touch()
     values: dict[str, Any] = {name: tmp_path / "file" / "folder" / "out"}
-    assert "cannot be made a folder" in (Outputs(**values).prepare() or "")
-    assert "names a file, and this is a folder" in (Outputs(timeline=tmp_path).prepare() or "")
+    assert "cannot create the folder" in (Outputs(**values).prepare() or "")
+    assert "expects a file, this is a folder" in (Outputs(timeline=tmp_path).prepare() or "")
     assert Outputs(**{name: tmp_path / "new" / "out"}).prepare() is None
     assert (tmp_path / "new").is_dir()
 
@@ -230,7 +230,7 @@ def test_outputs_that_could_not_be_written_are_refused_before_training(tmp_path:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--timeline", "/proc/nowhere/timeline.parquet"], "/proc/nowhere: cannot be made a folder"),
+        (["--timeline", "/proc/nowhere/timeline.parquet"], "/proc/nowhere: cannot create the folder"),
         (["--schedule", "nestpipe_2d_sp", "--domain-size", "3"], "domain_size must divide the world size 2, got 3"),
         (["--data", "/nowhere/keys.csv"], "/nowhere/keys.csv: cannot be read"),
         (["--checkpoint", "/nowhere", "--resume"], "no checkpoint in /nowhere"),

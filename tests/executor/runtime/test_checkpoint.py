@@ -102,7 +102,7 @@ def test_other_tables_optimizers_versions_and_damage_are_refused(tmp_path: Path)
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "version": 7}))
     assert "version must be 1, got 7" in problem()
     manifest.write_text("{")
-    assert "cannot be read as a checkpoint's manifest" in problem()
+    assert "invalid manifest of a checkpoint" in problem()
     manifest.unlink()
     assert latest(tmp_path) is None
 
