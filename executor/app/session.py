@@ -43,7 +43,7 @@ class Outputs:
             raise ExecutorError("checkpoint_every and resume need a checkpoint directory; give --checkpoint")
 
     def prepare(self) -> str | None:
-        """Make the folders, so that an unwritable output is known before training; the problem, None if there is none."""
+        """Make the folders, so that an unwritable output is known before training; the problem, if any."""
         folders = (self.checkpoint, self.chrome, None if self.timeline is None else self.timeline.parent)
         for folder in filter(None, folders):
             try:
