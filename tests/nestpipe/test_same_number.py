@@ -21,6 +21,7 @@ schedules: [{schedule}]
 world_sizes: [{world_size}]
 base_world_size: {world_size}
 micro_batches: [{micro_batches}]
+efficiency_threshold: 2  # the search for the end of the curve ends at once
 objective: {{minimise: cost_per_million_samples}}
 """
 
