@@ -11,8 +11,8 @@ from enum import StrEnum
 from importlib.resources import files
 from pathlib import Path
 
-from nestpipe.base import TopologyError, unknown_name
-from topologies.reading import Quantity, Reader, load_yaml
+from nestpipe.base import TopologyError, parse_yaml, unknown_name
+from topologies.reading import Quantity, Reader
 
 __all__ = ["Accelerator", "Cluster", "Host", "Quantity", "Tier", "TierKind", "load_cluster", "names", "parse_cluster"]
 
@@ -115,7 +115,7 @@ def parse_cluster(text: str, where: str) -> Cluster:
     Raises:
         TopologyError: not YAML, an unknown or missing key, a value in another unit, without a source or impossible.
     """
-    top = Reader(load_yaml(text, where), "", where)
+    top = Reader(parse_yaml(text, TopologyError, source=where), "", where)
     if (version := top.take("format")) != FORMAT:
         raise top.error("format", f"must be {FORMAT!r}, got {version!r}")
     cluster = Cluster(

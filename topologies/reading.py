@@ -9,11 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
+from nestpipe.base import TopologyError, unknown_name
 
-from nestpipe.base import TopologyError, YamlLoader, unknown_name
-
-__all__ = ["Quantity", "Reader", "load_yaml"]
+__all__ = ["Quantity", "Reader"]
 
 _LEAST_RATE = 1e6  # below this a "bytes per second" is a number of GB/s somebody forgot to convert
 _MOST_RATE = 1e17
@@ -28,7 +26,7 @@ class Quantity:
 
     @property
     def assumed(self) -> bool:
-        """Whether nobody published the number."""
+        """Whether the number is a guess: no source publishes it."""
         return self.source.lower().startswith("assumed")
 
 
@@ -134,11 +132,3 @@ def _unit_hint(key: str) -> str:
         if key.endswith(ending):
             return unit
     return "without a unit"
-
-
-def load_yaml(text: str, where: str) -> Any:
-    """YAML as plain values; `where` is what errors name as the file."""
-    try:
-        return yaml.load(text, Loader=YamlLoader)
-    except yaml.YAMLError as error:
-        raise TopologyError(f"{where}: not valid YAML: {' '.join(str(error).split())}") from None

@@ -26,9 +26,11 @@ __all__ = ["counting", "dry_run", "facts_of", "heading", "load", "plain", "recor
 
 def load(path: Path) -> Grid:
     """The grid of a scenario file."""
-    from sim.scenario import Grid, load_scenario
+    from sim.scenario import Grid, load_scenario, warnings
 
     scenario = load_scenario(path)
+    for each in warnings(scenario):
+        typer.echo(f"warning: {path}: {each}", err=True)
     try:
         return Grid.of(scenario)
     except NestPipeError as error:

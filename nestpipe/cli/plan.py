@@ -88,6 +88,7 @@ def _json(found: Plan, facts: Mapping[str, object], cannot: Mapping[str, int]) -
         "evaluated": found.evaluated,
         "feasible": found.feasible,
         "cannot_be": dict(cannot),
+        "infeasible_clusters": dict(found.excluded),
         "best": {key: plain(value) for key, value in found.best.items()},
         "rests_on": found.rests_on(),
         "runner_up": None if found.runner_up is None else {k: plain(v) for k, v in found.runner_up.items()},
@@ -114,6 +115,8 @@ def _text(grid: Grid, found: Plan, cannot: Mapping[str, int]) -> list[str]:
         lines.append(f"Runner-up: {_words(grid, found.runner_up)}; {worse} {found.metric}")
     lines += ["", "What cannot be:"] if cannot else []
     lines += [f"  {count:,} x {reason}" for reason, count in list(cannot.items())[:5]]
+    for name, why in found.excluded.items():
+        lines += ["", f"Cluster {name} is infeasible: {why.rpartition(chr(10))[0] or why}"]
     counts = f"{found.feasible:,} feasible of {found.evaluated:,} evaluated"
     for title, frame in (
         (f"Best by {found.metric}, {counts}:", found.ranked),

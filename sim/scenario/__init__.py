@@ -3,7 +3,7 @@
 from sim.scenario.break_even import break_even, edges
 from sim.scenario.constraints import better, violations
 from sim.scenario.evaluate import COLUMNS, Evaluator, Row, with_keys_known
-from sim.scenario.file import Scenario, load_scenario
+from sim.scenario.file import Scenario, load_scenario, warnings
 from sim.scenario.goodput import Goodput, goodput
 from sim.scenario.grid import Grid
 from sim.scenario.plan import Plan, plan
@@ -31,5 +31,6 @@ __all__ = [
     "require_plain",
     "scale",
     "violations",
+    "warnings",
     "with_keys_known",
 ]

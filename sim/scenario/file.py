@@ -7,14 +7,14 @@ One file serves `scale`, `sweep` and `plan`; each reads what it needs. A key wit
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final, Literal
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
-from nestpipe.base import CaseError, Config, read_yaml, unknown_name
+from nestpipe.base import GIB, CaseError, Config, Count, Positive, bytes_text, parse_bytes, read_yaml, unknown_name
 from nestpipe.schedules import names
 from sim.scenario.sections import (
-    POSITIVE,
     ClusterChoice,
     Constraints,
     Factors,
@@ -23,17 +23,16 @@ from sim.scenario.sections import (
     Memory,
     MicroBatching,
     Objective,
+    Seed,
     Stragglers,
     Sweep,
     WorkloadChoice,
-    within,
+    WorldSize,
 )
 
-__all__ = ["Scenario", "load_scenario"]
+__all__ = ["Scenario", "load_scenario", "warnings"]
 
-
-_SEEDS_MAX: Final = 100_000
-_STEPS_MAX: Final = 100_000
+_Many: TypeAlias = Annotated[int, Meta(ge=1, le=100_000)]
 
 
 class Scenario(Config, frozen=True, kw_only=True):
@@ -48,22 +47,22 @@ class Scenario(Config, frozen=True, kw_only=True):
     workload: WorkloadChoice
     clusters: dict[str, ClusterChoice] = msgspec.field(default_factory=dict)
     schedules: tuple[str, ...]
-    world_sizes: tuple[int, ...]
-    base_world_size: int | None = None
-    batch_per_worker: tuple[int, ...] | int | None = None
-    global_batch: tuple[int, ...] | int | None = None
-    micro_batches: tuple[int, ...] | int | Literal["auto"] | None = None
-    domain_sizes: tuple[int, ...] | int | None = None
+    world_sizes: tuple[WorldSize, ...]
+    base_world_size: WorldSize | None = None
+    batch_per_worker: tuple[Count, ...] | Count | None = None
+    global_batch: tuple[Count, ...] | Count | None = None
+    micro_batches: tuple[Count, ...] | Count | Literal["auto"] | None = None
+    domain_sizes: tuple[Count, ...] | Count | None = None
     factors: Factors = Factors()
     micro_batching: MicroBatching = MicroBatching()
     jitter: JitterModel = JitterModel()
     stragglers: Stragglers = Stragglers()
     vary_assumptions: bool = False
-    seeds: int = 10
-    seed: int = 0
-    steps: int = 20
+    seeds: _Many = 10
+    seed: Seed = 0
+    steps: _Many = 20
     contention: bool = False
-    efficiency_threshold: float = 0.9
+    efficiency_threshold: Positive = 0.9
     memory: Memory | None = None
     failures: Failures | None = None
     currency: str = "USD"
@@ -80,15 +79,8 @@ class Scenario(Config, frozen=True, kw_only=True):
             values = values if isinstance(values, tuple) else () if values in (None, "auto") else (values,)
             if len(set(values)) != len(values):
                 raise ValueError(f"{name}: a value is given twice")
-            for i, value in enumerate(values if name != "schedules" else ()):
-                within(f"{name}[{i}]", value, 1)
         if self.batch_per_worker is not None and self.global_batch is not None:
             raise ValueError("batch_per_worker and global_batch contradict each other; give one")
-        within("base_world_size", self.base_world_size, 1)
-        within("seeds", self.seeds, 1, _SEEDS_MAX)
-        within("seed", self.seed, 0)
-        within("steps", self.steps, 1, _STEPS_MAX)
-        within("efficiency_threshold", self.efficiency_threshold, POSITIVE)
         _priced(self)
         _reachable(self)
         topologies = [cluster.topology for cluster in self.clusters.values()]
@@ -151,6 +143,19 @@ def _reachable(scenario: Scenario) -> None:
         raise ValueError("constraints.expected_qps_min needs 'failures': without them expected QPS is not known")
     if scenario.objective is not None and scenario.objective.metric == "device_bytes" and scenario.memory is None:
         raise ValueError("objective device_bytes needs 'memory'")
+
+
+def warnings(scenario: Scenario) -> tuple[str, ...]:
+    """What is allowed and probably not meant: devices with less memory than any accelerator has."""
+    found = []
+    for name, cluster in scenario.clusters.items():
+        size = cluster.device_memory_bytes
+        if size is not None and parse_bytes(size) < GIB:
+            found.append(
+                f"clusters.{name}.device_memory_bytes is {bytes_text(parse_bytes(size))}, less than 1 GiB; "
+                "is a unit missing? Write 64 GiB, for example"
+            )
+    return tuple(found)
 
 
 def load_scenario(path: Path | str) -> Scenario:

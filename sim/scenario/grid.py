@@ -12,12 +12,12 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias, get_args
 
 import msgspec
 import pandas as pd
 
-from nestpipe.base import CaseError, DeadlockError, ScheduleError, unknown_name
+from nestpipe.base import CaseError, DeadlockError, ScheduleError, explain, unknown_name
 from nestpipe.checks import num_micro_batches_to_check, require_safe
 from nestpipe.ir import Loop, OpKind, Resource, with_micro_batches
 from nestpipe.schedules import load
@@ -266,24 +266,28 @@ def with_value(scenario: Scenario, key: str, value: Value) -> Scenario:
     if key not in set(sweepable(scenario)) and not key.startswith("factors.time."):
         raise CaseError("sweep.axes: " + unknown_name("key", key, sweepable(scenario)))
     try:
-        changed: Scenario = _replaced(scenario, key.split("."), value)
+        changed: Scenario = _replaced(scenario, Scenario, key, value)
         return changed
     except (ValueError, msgspec.ValidationError) as cause:
         raise CaseError(f"sweep.axes.{key}: {cause}") from None
 
 
-def _replaced(node: Any, path: list[str], value: Value) -> Any:
+def _replaced(node: Any, kind: Any, path: str, value: Value) -> Any:
+    """The node, of type `kind`, with another value at a dotted path; a name in a mapping may have dots itself."""
     if not path:
-        return value
-    name, *rest = path
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)  # a range counts in floats; a number that must be whole may come from it
+        try:
+            return msgspec.convert(value, kind)
+        except msgspec.ValidationError as cause:
+            raise ValueError(explain(cause, value, kind)) from None
     if isinstance(node, dict):
-        return {**node, name: _replaced(node.get(name), rest, value)}
-    if rest:
-        return msgspec.structs.replace(node, **{name: _replaced(getattr(node, name), rest, value)})
-    kind = _type_of(node.__class__, name)
-    if isinstance(value, float) and value.is_integer() and kind is int:
-        value = int(value)
-    return msgspec.structs.replace(node, **{name: msgspec.convert(value, kind)})
+        name = max((each for each in node if f"{path}.".startswith(f"{each}.")), key=len, default=path)
+        inner = next(each for each in reversed(get_args(kind)) if each is not str)
+        return {**node, name: _replaced(node.get(name), inner, path[len(name) + 1 :], value)}
+    name, _, rest = path.partition(".")
+    found = _replaced(getattr(node, name), _type_of(node.__class__, name), rest, value)
+    return msgspec.structs.replace(node, **{name: found})
 
 
 @cache

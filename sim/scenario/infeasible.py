@@ -26,12 +26,14 @@ def infeasible(
 
     Args:
         rows: every row.
-        ok: those that can be at all.
+        ok: those that are valid.
         scenario: the constraints.
     """
     if not ok:
         reasons = sorted({str(row["reason"]) for row in rows})
-        return InfeasibleError(f"no configuration can be: {reasons[0]}" + (" (and others)" if len(reasons) > 1 else ""))
+        return InfeasibleError(
+            f"every configuration is invalid: {reasons[0]}" + (" (and others)" if len(reasons) > 1 else "")
+        )
     broken = [(row, violations(row, scenario)) for row in ok]
     alone = [(row, each[0]) for row, each in broken if len(each) == 1]
     lines = [f"none of {len(ok)} configurations meets the constraints"]

@@ -17,6 +17,7 @@ from sim.scenario.sections import Memory
 
 __all__ = ["Need", "buffer_sizes", "memory_need"]
 
+_MOST_BYTES = 1 << 60
 _INVERSE_BYTES = 4  # dedup keeps for every key its place among the unique ones, int32
 
 
@@ -86,6 +87,13 @@ def memory_need(
         place = device if buffer.place is Place.DEVICE else host
         place[f"{buffer.data} x {buffer.slots}"] = buffer.slots * sizes[buffer.data]
     device["All2All send buffers"] = _in_flight(loop, sizes)
+    for where, parts in (("device", device), ("host", host)):
+        largest = max(parts, key=lambda part: parts[part])
+        if sum(parts.values()) > _MOST_BYTES:
+            raise CaseError(
+                f"memory: one rank needs more than 1 EiB of {where} memory, most of it for {largest}; check the sizes "
+                "and their units"
+            )
     return Need(device=device, host=host)
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 
 from nestpipe.base import ORIGINS, CaseError
 from sim.scenario.constraints import better, limits, shown, violations
-from sim.scenario.evaluate import Evaluator
+from sim.scenario.evaluate import Evaluator, Row
 from sim.scenario.file import Scenario
 from sim.scenario.goodput import Goodput, goodput
 from sim.scenario.grid import Configuration, Grid
@@ -42,6 +42,7 @@ class Plan:
         goodput: of the best row, with the spread over simulated horizons.
         evaluated, feasible: number of configurations.
         feasible_indices: which ones.
+        excluded: for each cluster without a feasible configuration the constraints that rule it out.
     """
 
     metric: str
@@ -58,6 +59,7 @@ class Plan:
     evaluated: int
     feasible: int
     feasible_indices: tuple[int, ...]
+    excluded: Mapping[str, str]
 
     def rests_on(self) -> dict[str, float]:
         """The shares of the best row's critical cycle by where its numbers come from, those that are not 0."""
@@ -108,7 +110,16 @@ def plan(grid: Grid, results: pd.DataFrame, *, top: int = 5) -> Plan:
         evaluated=len(rows),
         feasible=len(feasible),
         feasible_indices=tuple(int(row["index"]) for row in feasible),
+        excluded=_excluded(rows, feasible, scenario),
     )
+
+
+def _excluded(rows: Sequence[Row], feasible: Sequence[Row], scenario: Scenario) -> dict[str, str]:
+    found = {}
+    for name in sorted({str(row["cluster"]) for row in rows} - {str(row["cluster"]) for row in feasible}):
+        mine = [row for row in rows if row["cluster"] == name]
+        found[name] = str(infeasible(mine, [row for row in mine if row["status"] == "ok"], scenario))
+    return found
 
 
 def _plain(row: Mapping[Any, Any]) -> dict[str, Any]:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from typing import Final, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
-from nestpipe.base import Config, parse_bytes, unknown_name
+from nestpipe.base import AtLeastOne, Config, Count, NotNegative, Positive, Share, parse_bytes, unknown_name
 from nestpipe.ir import OpKind
 
 __all__ = [
     "METRICS",
-    "POSITIVE",
     "ClusterChoice",
     "Constraints",
     "Factors",
@@ -24,10 +23,11 @@ __all__ = [
     "MicroBatching",
     "Objective",
     "Range",
+    "Seed",
     "Stragglers",
     "Sweep",
     "WorkloadChoice",
-    "within",
+    "WorldSize",
 ]
 
 #: What can be the objective: the name of a result column and whether less of it is better.
@@ -42,18 +42,13 @@ METRICS: Final[Mapping[str, bool]] = {
     "scaling_efficiency": False,
 }
 Bytes: TypeAlias = int | str
-POSITIVE: Final = math.ulp(0.0)
 _VALUES_MAX: Final = 100_000
 _POINTS_MAX: Final = 10_000_000
-
-
-def within(name: str, value: float | None, low: float = 0.0, high: float = math.inf) -> None:
-    """Raises a ValueError if a value is given and not finite or not between `low` and `high`."""
-    if value is not None and not (low <= value <= high and math.isfinite(value)):
-        expected = "positive" if low == POSITIVE else "finite" if low == -math.inf else f"at least {low:g}"
-        if high != math.inf:
-            expected = f"positive and at most {high:g}" if low == POSITIVE else f"in {low:g} .. {high:g}"
-        raise ValueError(f"{name} must be {expected}, got {value:g}")
+#: Seeds of random generators are whole numbers from 0.
+Seed: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+WorldSize: TypeAlias = Annotated[int, Meta(ge=1, le=2**24)]
+_Cv: TypeAlias = Annotated[float, Meta(ge=0, le=10)]
+_Long: TypeAlias = Annotated[float, Meta(gt=0, le=1e15)]
 
 
 def _size(name: str, value: Bytes) -> int:
@@ -79,15 +74,13 @@ class Keys(Config, frozen=True, kw_only=True):
     files: tuple[str, ...]
     columns: tuple[str, ...] = ()
     order_by: str | None = None
-    sequence: int | None = None
+    sequence: Count | None = None
     resample: bool = False
-    seed: int = 0
+    seed: Seed = 0
 
     def __post_init__(self) -> None:
         if not self.files:
             raise ValueError("files: give at least one")
-        within("sequence", self.sequence, 1)
-        within("seed", self.seed, 0)
 
 
 class WorkloadChoice(Config, frozen=True, kw_only=True):
@@ -108,8 +101,8 @@ class WorkloadChoice(Config, frozen=True, kw_only=True):
     model: str | None = None
     model_sizes: dict[str, int] = msgspec.field(default_factory=dict)
     keys: Keys | None = None
-    recorded_batch_per_worker: int | None = None
-    compute_efficiency: float = 1.0
+    recorded_batch_per_worker: Count | None = None
+    compute_efficiency: Annotated[float, Meta(gt=0, le=1)] = 1.0
     assumptions: dict[str, float] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -124,8 +117,6 @@ class WorkloadChoice(Config, frozen=True, kw_only=True):
             raise ValueError("keys belong to a model; a case or a trace states times, which keys do not change")
         if (self.trace is None) != (self.recorded_batch_per_worker is None):
             raise ValueError("trace and recorded_batch_per_worker belong together")
-        within("recorded_batch_per_worker", self.recorded_batch_per_worker, 1)
-        within("compute_efficiency", self.compute_efficiency, POSITIVE, 1)
 
 
 class Factors(Config, frozen=True, kw_only=True):
@@ -142,25 +133,19 @@ class Factors(Config, frozen=True, kw_only=True):
         time: on the time of single op kinds, by their name in schedule text.
     """
 
-    link_bandwidth: float = 1.0
-    peer_cost: float = 1.0
-    communication_time: float = 1.0
-    lookup_cost: float = 1.0
-    compute_time: float = 1.0
-    skew: float = 1.0
-    row_duplication: float = 1.0
-    time: dict[str, float] = msgspec.field(default_factory=dict)
+    link_bandwidth: Positive = 1.0
+    peer_cost: NotNegative = 1.0
+    communication_time: NotNegative = 1.0
+    lookup_cost: NotNegative = 1.0
+    compute_time: NotNegative = 1.0
+    skew: Positive = 1.0
+    row_duplication: AtLeastOne = 1.0
+    time: dict[str, NotNegative] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        within("link_bandwidth", self.link_bandwidth, POSITIVE)
-        for name in ("peer_cost", "communication_time", "lookup_cost", "compute_time"):
-            within(name, getattr(self, name))
-        within("skew", self.skew, POSITIVE)
-        within("row_duplication", self.row_duplication, 1.0)
-        for kind, factor in self.time.items():
+        for kind in self.time:
             if kind not in list(OpKind):
                 raise ValueError("time: " + unknown_name("op kind", kind, list(OpKind)))
-            within(f"time.{kind}", factor)
 
     def combined(self, other: Factors) -> Factors:
         """Both at once: the products."""
@@ -181,66 +166,51 @@ class ClusterChoice(Config, frozen=True, kw_only=True):
 
     topology: str | None = None
     factors: Factors = Factors()
-    accelerator_hour: float | None = None
+    accelerator_hour: NotNegative | None = None
     device_memory_bytes: Bytes | None = None
     host_memory_bytes: Bytes | None = None
-    accelerators_per_host: int | None = None
-    world_size_max: int | None = None
+    accelerators_per_host: Count | None = None
+    world_size_max: Count | None = None
     source: str = ""
 
     def __post_init__(self) -> None:
-        within("accelerator_hour", self.accelerator_hour)
-        within("accelerators_per_host", self.accelerators_per_host, 1)
-        within("world_size_max", self.world_size_max, 1)
         for name in ("device_memory_bytes", "host_memory_bytes"):
             value = getattr(self, name)
-            if value is not None:
-                within(name, _size(name, value), 1)
+            if value is not None and not 1 <= _size(name, value) < 2**63:
+                raise ValueError(f"{name} must be at least 1 and fit 63 bits, got {value!r}")
 
 
 class MicroBatching(Config, frozen=True, kw_only=True):
     """What more micro-batches cost: a fixed time per op and micro-batch, and rows sent twice for every doubling."""
 
-    overhead_us: float = 0.0
-    row_duplication_per_doubling: float = 1.0
+    overhead_us: Annotated[float, Meta(ge=0, le=1e12)] = 0.0
+    row_duplication_per_doubling: Annotated[float, Meta(ge=1, le=2)] = 1.0
     why: str = ""
-
-    def __post_init__(self) -> None:
-        within("overhead_us", self.overhead_us)
-        within("row_duplication_per_doubling", self.row_duplication_per_doubling, 1.0)
 
 
 class JitterModel(Config, frozen=True, kw_only=True):
     """The coefficient of variation of every local op of every rank (lognormal, mean 1)."""
 
-    cv: float = 0.0
-
-    def __post_init__(self) -> None:
-        within("cv", self.cv, 0, 10)
+    cv: _Cv = 0.0
 
 
 class Stragglers(Config, frozen=True, kw_only=True):
     """Slow ranks: each rank is one with probability `share`; its ops take `slowdown` x lognormal(1, `cv`), >= 1."""
 
-    share: float = 0.0
-    slowdown: float = 1.0
-    cv: float = 0.0
-
-    def __post_init__(self) -> None:
-        within("share", self.share, 0, 1)
-        within("slowdown", self.slowdown, 1)
-        within("cv", self.cv, 0, 10)
+    share: Share = 0.0
+    slowdown: AtLeastOne = 1.0
+    cv: _Cv = 0.0
 
 
 class Memory(Config, frozen=True, kw_only=True):
     """What has to fit; sizes per row, key, sample or worker, see `sim.scenario.memory`."""
 
-    table_rows: float
+    table_rows: NotNegative
     row_bytes: Bytes
     optimizer_row_bytes: Bytes = 0
-    keys_per_sample: float
-    unique_ratio: float = 1.0
-    key_bytes: int = 8
+    keys_per_sample: NotNegative
+    unique_ratio: Share = 1.0
+    key_bytes: Count = 8
     sample_bytes: Bytes = 0
     activation_bytes_per_sample: Bytes
     dense_parameter_bytes: Bytes
@@ -250,10 +220,6 @@ class Memory(Config, frozen=True, kw_only=True):
     source: str = ""
 
     def __post_init__(self) -> None:
-        within("table_rows", self.table_rows)
-        within("keys_per_sample", self.keys_per_sample)
-        within("unique_ratio", self.unique_ratio, 0, 1)
-        within("key_bytes", self.key_bytes, 1)
         for name in self.__struct_fields__:
             if name.endswith(("bytes", "bytes_per_sample")):
                 _size(name, getattr(self, name))
@@ -270,19 +236,12 @@ class Failures(Config, frozen=True, kw_only=True):
         horizon_hours: how long the job runs; a month.
     """
 
-    accelerator_mtbf_hours: float
-    restart_s: float
-    checkpoint_s: float
-    checkpoint_interval_s: float | None = None
-    horizon_hours: float = 730.0
+    accelerator_mtbf_hours: _Long
+    restart_s: NotNegative
+    checkpoint_s: NotNegative
+    checkpoint_interval_s: Positive | None = None
+    horizon_hours: _Long = 730.0
     source: str = ""
-
-    def __post_init__(self) -> None:
-        within("accelerator_mtbf_hours", self.accelerator_mtbf_hours, POSITIVE, 1e15)
-        within("restart_s", self.restart_s)
-        within("checkpoint_s", self.checkpoint_s)
-        within("checkpoint_interval_s", self.checkpoint_interval_s, POSITIVE)
-        within("horizon_hours", self.horizon_hours, POSITIVE, 1e15)
 
 
 class Range(Config, frozen=True, kw_only=True):
@@ -290,13 +249,10 @@ class Range(Config, frozen=True, kw_only=True):
 
     start: float = msgspec.field(name="from")
     to: float
-    num: int
+    num: Annotated[int, Meta(ge=2, le=_VALUES_MAX)]
     scale: Literal["linear", "log"] = "linear"
 
     def __post_init__(self) -> None:
-        within("num", self.num, 2, _VALUES_MAX)
-        for name, end in (("from", self.start), ("to", self.to)):
-            within(name, end, -math.inf)
         if self.scale == "log" and not (self.start > 0 and self.to > 0):
             raise ValueError(f"a log range needs positive ends, got {self.start:g} .. {self.to:g}")
 
@@ -315,16 +271,13 @@ class Sweep(Config, frozen=True, kw_only=True):
 
     axes: dict[str, tuple[int | float | str, ...] | Range] = msgspec.field(default_factory=dict)
     search: Literal["grid", "random", "halving"] = "grid"
-    points: int | None = None
-    keep: float = 0.25
-    seed: int = 0
+    points: Annotated[int, Meta(ge=1, le=_POINTS_MAX)] | None = None
+    keep: Annotated[float, Meta(ge=0.01, le=0.9)] = 0.25
+    seed: Seed = 0
 
     def __post_init__(self) -> None:
         if self.search != "grid" and self.points is None:
             raise ValueError(f"search: {self.search} needs 'points', how many combinations to try")
-        within("points", self.points, 1, _POINTS_MAX)
-        within("seed", self.seed, 0)
-        within("keep", self.keep, 0.01, 0.9)
         for key, values in self.axes.items():
             if not isinstance(values, Range) and len(set(values)) != len(values):
                 raise ValueError(f"axes.{key}: a value is given twice")
@@ -355,22 +308,18 @@ class Objective(Config, frozen=True, kw_only=True):
 class Constraints(Config, frozen=True, kw_only=True):
     """What must hold; None asks nothing. A configuration may be stale by no more than `staleness_max` updates."""
 
-    qps_min: float | None = None
-    qps_max: float | None = None
-    expected_qps_min: float | None = None
-    step_ms_max: float | None = None
-    cost_per_hour_max: float | None = None
-    cost_per_million_samples_max: float | None = None
-    scaling_efficiency_min: float | None = None
-    world_size_min: int | None = None
-    world_size_max: int | None = None
-    staleness_max: int = 0
+    qps_min: NotNegative | None = None
+    qps_max: NotNegative | None = None
+    expected_qps_min: NotNegative | None = None
+    step_ms_max: NotNegative | None = None
+    cost_per_hour_max: NotNegative | None = None
+    cost_per_million_samples_max: NotNegative | None = None
+    scaling_efficiency_min: Annotated[float, Meta(ge=0, le=2)] | None = None
+    world_size_min: Annotated[int, Meta(ge=0)] | None = None
+    world_size_max: Annotated[int, Meta(ge=0)] | None = None
+    staleness_max: Annotated[int, Meta(ge=0)] = 0
 
     def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
-            within(name, getattr(self, name))
-        if self.scaling_efficiency_min is not None and self.scaling_efficiency_min > 2:
-            raise ValueError(f"scaling_efficiency_min is a fraction of 1, got {self.scaling_efficiency_min:g}")
         for name in ("qps", "world_size"):
             low, high = getattr(self, f"{name}_min"), getattr(self, f"{name}_max")
             if low is not None and high is not None and low > high:

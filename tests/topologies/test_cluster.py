@@ -52,7 +52,7 @@ def test_a_rack_may_be_used_in_part() -> None:
         ("value: 50e9", "value: 50", r"tiers\[1\].bandwidth_bytes_per_s.value must be in bytes per second, got 50"),
         ("value: 50e9", "value: 400Gbps", "must be a number of bytes per second.*got '400Gbps'"),
         ("value: 50e9", "value: -50e9", "must be positive, got -5"),
-        ("value: 50e9", "value: .inf", "must be positive, got inf"),
+        ("value: 50e9", "value: .inf", "must be finite, got inf"),
         ("memory_capacity_bytes:", "memory_capacity_gib:", "wrong unit; give memory_capacity_bytes"),
         ("{value: 50e9, source", "{value: 50e9, sauce", "source is missing"),
         ("kind: rail", "kind: rial", "did you mean 'rail'"),

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from nestpipe.base.errors import CaseError
 from sim.scenario.constraints import violations
 from sim.scenario.evaluate import Evaluator
+from sim.scenario.file import warnings
 from sim.scenario.grid import Grid
 from sim.scenario.infeasible import InfeasibleError
 from sim.scenario.pareto import pareto
@@ -181,5 +182,17 @@ def test_an_objective_that_is_0_moves_by_nothing() -> None:
 
 def test_a_job_that_never_trains_is_infeasible_with_the_reason() -> None:
     found = grid(PRICED, failures=Failures(accelerator_mtbf_hours=1e-9, restart_s=900, checkpoint_s=60))
-    with pytest.raises(InfeasibleError, match=r"no configuration can be: failures: .* nothing is ever trained"):
+    with pytest.raises(InfeasibleError, match=r"every configuration is invalid: failures: .* nothing is ever trained"):
         plan(found, sweep(found))
+
+
+def test_a_cluster_without_a_feasible_configuration_is_named_with_the_reason() -> None:
+    found = grid(PRICED.replace("device_memory_bytes: 64 GiB", "device_memory_bytes: 64"))
+    assert warnings(found.scenario) == (
+        "clusters.cheap.device_memory_bytes is 64 B, less than 1 GiB; is a unit missing? Write 64 GiB, for example",
+    )
+    assert warnings(grid(PRICED).scenario) == ()
+    made = plan(found, sweep(found))
+    assert list(made.excluded) == ["cheap"]
+    assert "clusters.cheap.device_memory_bytes binds: device_bytes must be at most 64 B" in made.excluded["cheap"]
+    assert not plan(grid(PRICED), sweep(grid(PRICED))).excluded
