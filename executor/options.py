@@ -17,9 +17,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-import yaml
-
-from nestpipe.base import ExecutorError, YamlLoader, unknown_name
+from nestpipe.base import ExecutorError, parse_yaml, unknown_name
 
 __all__ = ["option", "read_options"]
 
@@ -127,9 +125,10 @@ def _read_config(path: Path, known: dict[str, Field[Any]]) -> dict[str, Any]:
         ExecutorError: if it is not a mapping of option names.
     """
     try:
-        document = yaml.load(path.read_text(encoding="utf-8"), YamlLoader)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, ValueError) as error:
-        raise ExecutorError(f"{path}: invalid: {str(error).replace(chr(10), ' ')}") from None
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ExecutorError(f"{path}: invalid: {error}") from None
+    document = parse_yaml(text, ExecutorError, source=str(path))
     if not isinstance(document, dict):
         raise ExecutorError(f"{path}: expected options by name, such as 'batch: 256', got {document!r:.40}")
     by_flag = {(each.metadata["flag"] or _flag(name)).removeprefix("--"): each for name, each in known.items()}
