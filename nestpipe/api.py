@@ -27,7 +27,7 @@ import pandas as pd
 from nestpipe.checks import Report
 from nestpipe.ir import Loop
 from nestpipe.schedules import load
-from nestpipe.timeline import Timeline
+from nestpipe.timeline import METRICS, Timeline, metric_values
 from sim.engine import Jitter
 from sim.scenario import Goodput, Grid, Plan, Scenario, load_scenario
 from sim.sweep import Estimate
@@ -208,7 +208,6 @@ def simulate(
         stragglers: factors of single ranks.
         seed: of the jitter.
     """
-    from reports.runs import METRICS
     from sim.costs import CaseWorkload, Options, require_runnable
     from sim.costs import run as run_of
     from topologies.cluster import load_cluster
@@ -223,14 +222,14 @@ def simulate(
     )
     cluster = None if topology is None else load_cluster(topology)
     run = run_of(loop, workload, cluster, options, meta={"case": workload.case.case})
-    names = [name for name in METRICS if getattr(run.metrics, name, None) is not None]
+    values = metric_values(run.metrics)
     parts = {name: ms for name, ms in run.metrics.parts_ms.items() if ms}
     return Simulated(
         metrics=pd.DataFrame(
             {
-                "metric": names,
-                "value": [getattr(run.metrics, name) for name in names],
-                "unit": ["" if METRICS[name].unit == "%" else METRICS[name].unit for name in names],
+                "metric": list(values),
+                "value": list(values.values()),
+                "unit": ["" if METRICS[name].unit == "%" else METRICS[name].unit for name in values],
             }
         ),
         parts=pd.DataFrame(

@@ -229,22 +229,6 @@ class Fabric:
             stride *= size
         return table
 
-    def link_name(self, link: int) -> str:
-        """What a link is, in words: tier, and the rank or switch it hangs on."""
-        layer = max((ly for ly in self.layers if ly.first <= link), key=lambda ly: ly.first)
-        number, name = link - layer.first, layer.tier.name
-        if layer.tier.kind is TierKind.MESH:
-            size = min(layer.tier.ranks_per_group or self.world_size, self.world_size)
-            group, pair = divmod(number, size * size)
-            return f"{name} rank {group * size + pair // size} -> rank {group * size + pair % size}"
-        if layer.tier.kind is TierKind.TORUS:
-            node, way = divmod(number, 2 * len(layer.dimensions))
-            return f"{name} rank {node} axis {way // 2} {'-' if way % 2 else '+'}"
-        end = "down" if number % 2 else "up"
-        if layer.tier.kind is TierKind.TRUNK:
-            return f"{name} trunk {number // 2} {end}"
-        return f"{name} rank {number // 2} {end}"
-
     def bisection_bytes_per_s(self) -> float:
         """Bytes per second, one direction, from the first half of the ranks to the second over the outermost tier."""
         half = self.world_size // 2

@@ -239,9 +239,10 @@ def _step_ms(workload: CaseWorkload | ModelWorkload, cluster: Cluster | None, lo
 
 def _result(run: Run, status: str, compared: dict[str, float]) -> dict[str, Any]:
     """The run as it is printed and written; `compared` are the step latencies that its metrics need."""
-    from sim.costs import metric_status, run_metrics
+    from nestpipe.timeline import metric_values
+    from sim.costs import metric_status
 
-    metrics = run_metrics(run, **compared)
+    metrics = metric_values(run.metrics, **compared)
     row = {"method": run.loop.name, "world_size": run.options.world_size}
     return {
         "schedule": run.loop.name,

@@ -2,10 +2,13 @@
 
 from nestpipe.timeline.files import read_timeline, write_timeline
 from nestpipe.timeline.metrics import (
+    METRICS,
     PARTS,
+    Metric,
     StepMetrics,
     Window,
     measure,
+    metric_values,
     partition,
     scaling_efficiency,
     speedup,
@@ -16,7 +19,9 @@ from nestpipe.timeline.timeline import COLUMNS, Span, Timeline, build, from_fram
 
 __all__ = [
     "COLUMNS",
+    "METRICS",
     "PARTS",
+    "Metric",
     "Span",
     "StepMetrics",
     "Timeline",
@@ -24,6 +29,7 @@ __all__ = [
     "build",
     "from_frame",
     "measure",
+    "metric_values",
     "partition",
     "read_timeline",
     "scaling_efficiency",

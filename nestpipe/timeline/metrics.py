@@ -6,6 +6,7 @@ Timelines.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,10 +19,13 @@ from nestpipe.ir import COMPUTE, KINDS, OpKind, StepPart, kinds_of
 from nestpipe.timeline.timeline import Timeline
 
 __all__ = [
+    "METRICS",
     "PARTS",
+    "Metric",
     "StepMetrics",
     "Window",
     "measure",
+    "metric_values",
     "partition",
     "scaling_efficiency",
     "speedup",
@@ -225,6 +229,84 @@ def measure(timeline: Timeline, *, global_batch: int | None = None, window: Wind
         parts_ms={name: ns_to_ms(value) for name, value in parts.items()},
         window=window,
     )
+
+
+def _own(name: str) -> Callable[[StepMetrics, float | None, float | None], float | None]:
+    return lambda run, _baseline_ms, _base_ms: getattr(run, name)
+
+
+def _speedup(run: StepMetrics, baseline_ms: float | None, _base_ms: float | None) -> float | None:
+    return None if baseline_ms is None else speedup(baseline_ms, run.step_latency_ms)
+
+
+def _scaling_efficiency(run: StepMetrics, _baseline_ms: float | None, base_ms: float | None) -> float | None:
+    return None if base_ms is None else scaling_efficiency(base_ms, run.step_latency_ms)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """A metric that runs print and cases publish.
+
+    Attributes:
+        title, unit: as printed.
+        digits: decimal places.
+        formula: its definition in words.
+        of: its value, from the metrics of the run, the step latency of the baseline at the same size, and that of the
+            same method at the base size; None where it does not apply.
+        scale: the factor into the unit.
+    """
+
+    title: str
+    unit: str
+    digits: int
+    formula: str
+    of: Callable[[StepMetrics, float | None, float | None], float | None]
+    scale: float = 1.0
+
+
+#: Every metric by name, in the order in which they are printed.
+METRICS: Final[Mapping[str, Metric]] = {
+    "step_latency_ms": Metric(
+        title="step latency", unit="ms", digits=2, of=_own("step_latency_ms"), formula="time between ends of steps"
+    ),
+    "lookup_ms": Metric(
+        title="exposed lookup", unit="ms", digits=2, of=_own("lookup_ms"), formula="exposed time of the lookup path"
+    ),
+    "communication_ms": Metric(
+        title="exposed communication", unit="ms", digits=2, of=_own("communication_ms"),
+        formula="exposed time of row and gradient All2All and of the synchronisation of replicas",
+    ),
+    "speedup": Metric(
+        title="speedup", unit="x", digits=2, of=_speedup, formula="step latency of the baseline / step latency"
+    ),
+    "qps": Metric(title="QPS", unit="samples/s", digits=0, of=_own("qps"), formula="global batch / step latency"),
+    "scaling_efficiency": Metric(
+        title="scaling efficiency", unit="%", digits=2, scale=100, of=_scaling_efficiency,
+        formula="(QPS at P / QPS at base) / (P / base)",
+    ),
+    "utilization": Metric(
+        title="utilization", unit="%", digits=1, scale=100, of=_own("utilization"),
+        formula="time in which forward, backward or update runs / step latency",
+    ),
+    "exposed_communication_ratio": Metric(
+        title="exposed communication ratio", unit="%", digits=2, scale=100, of=_own("exposed_communication_ratio"),
+        formula="exposed / total transfer time of the embedding collectives",
+    ),
+}  # fmt: skip
+
+
+def metric_values(
+    run: StepMetrics, *, baseline_ms: float | None = None, base_ms: float | None = None
+) -> dict[str, float]:
+    """The metrics of a run by name, those that do not apply left out.
+
+    Args:
+        run: its metrics.
+        baseline_ms: step latency of the baseline at the same size; needed for `speedup`.
+        base_ms: step latency of the same method at the base size; needed for `scaling_efficiency`.
+    """
+    found = {name: metric.of(run, baseline_ms, base_ms) for name, metric in METRICS.items()}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def speedup(baseline_step_ms: float, step_ms: float) -> float:

@@ -18,7 +18,7 @@ import pandas as pd
 from nestpipe.base import TraceError
 from nestpipe.ir import COLLECTIVES, Op, OpKind, Program, Stream, op_name
 
-__all__ = ["COLUMNS", "Span", "Timeline", "build", "from_frame", "from_spans", "op_table", "with_waits"]
+__all__ = ["COLUMNS", "Span", "Timeline", "build", "from_frame", "op_table", "with_waits"]
 
 Int64: TypeAlias = npt.NDArray[np.int64]
 
@@ -150,12 +150,6 @@ def build(
         sizes=dict(sizes or {}),
         meta={"schedule": program.name, "micro_batches": program.micro_batches, "steps": program.steps, **(meta or {})},
     )
-
-
-def from_spans(spans: Iterable[Span], meta: Mapping[str, Any] | None = None) -> Timeline:
-    """A Timeline of recorded spans, for example those of a real run gathered from every rank."""
-    frame = pd.DataFrame(list(spans), columns=Span._fields)
-    return from_frame(frame, meta)
 
 
 def from_frame(frame: pd.DataFrame, meta: Mapping[str, Any] | None = None) -> Timeline:

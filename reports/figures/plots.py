@@ -14,11 +14,11 @@ import numpy as np
 import pandas as pd
 
 from nestpipe.base import TraceError, unknown_name
-from nestpipe.timeline import PARTS
+from nestpipe.timeline import METRICS, PARTS
 from reports.figures.sheet import note, save, sheet, styled
 from reports.figures.style import INK, MUTED, PAPER, PARTS_MARKS, STATUSES, Mark, method_marks, text_colour
 from reports.figures.timeline import timelines
-from reports.runs import METRICS, need_columns
+from reports.runs import need_columns
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -84,7 +84,7 @@ def curve(frame: pd.DataFrame, metric: str, *, title: str = "", y_label: str = "
 
     Args:
         frame: results in long format.
-        metric: which rows to draw; a key of `reports.runs.tables.METRICS`.
+        metric: which rows to draw; a key of `nestpipe.timeline.METRICS`.
         title: printed above the figure.
         y_label: the axis label; by default the metric and its unit.
 

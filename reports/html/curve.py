@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from nestpipe.timeline import METRICS
 from reports.figures import curve, qps, scaling_efficiency
 from reports.html.svg import inline_svg
 from reports.html.tables import Table
-from reports.runs import METRICS, ResultRow, SavedRun, cell, rows_frame
+from reports.runs import ResultRow, SavedRun, cell, rows_frame
 
 __all__ = ["figures_of", "merged", "table_of"]
 

@@ -18,13 +18,13 @@ import pandas as pd
 
 from nestpipe.base import TraceError, ns_to_ms
 from nestpipe.ir import OpKind
-from nestpipe.timeline import PARTS, Window, steady_window
+from nestpipe.timeline import METRICS, PARTS, Window, steady_window
 from reports.figures import KINDS, PARTS_MARKS, breakdown, has_places, load_figure, text_colour
 from reports.html import tables as tables
 from reports.html.curve import figures_of, merged, table_of
 from reports.html.svg import inline_svg
 from reports.html.timeline import choose, kinds_payload, timeline_payload
-from reports.runs import METRICS, ResultRow, SavedRun, cell, compare, summary
+from reports.runs import ResultRow, SavedRun, cell, compare, summary
 
 __all__ = ["page"]
 

@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 
 from nestpipe.base import ORIGINS, ns_to_ms
-from nestpipe.timeline import PARTS, Timeline, Window, step_ends
+from nestpipe.timeline import METRICS, PARTS, Timeline, Window, step_ends
 from reports.figures import stream_order
-from reports.runs import METRICS, Diff, SavedRun, cell
+from reports.runs import Diff, SavedRun, cell
 
 __all__ = [
     "Table",

@@ -16,7 +16,7 @@ import pandas as pd
 
 from nestpipe.base import TraceError, ns_to_ms
 from nestpipe.ir import OpKind
-from nestpipe.timeline import PARTS, StepMetrics, Timeline, Window, measure, steady_window
+from nestpipe.timeline import METRICS, PARTS, StepMetrics, Timeline, Window, measure, metric_values, steady_window
 from reports.runs.tables import Column, csv, text
 
 __all__ = ["Diff", "Side", "as_csv", "as_json", "as_text", "compare", "summary"]
@@ -229,12 +229,8 @@ def _describe(letter: str, side: Side) -> str:
 
 
 def _metrics(diff: Diff) -> pd.DataFrame:
-    names = {
-        "step_latency_ms": "step latency",
-        "lookup_ms": "exposed lookup",
-        "communication_ms": "exposed communication",
-    }
-    rows = [(title, getattr(diff.a.metrics, name), getattr(diff.b.metrics, name)) for name, title in names.items()]
+    a, b = metric_values(diff.a.metrics), metric_values(diff.b.metrics)
+    rows = [(metric.title, a[name], b[name]) for name, metric in METRICS.items() if name in a and metric.unit == "ms"]
     frame = pd.DataFrame(rows, columns=["metric", "a_ms", "b_ms"])
     frame["change_ms"] = frame["b_ms"] - frame["a_ms"]
     return frame

@@ -17,8 +17,7 @@ import numpy as np
 import pandas as pd
 
 from nestpipe.base import ORIGINS, STATUSES, TraceError, unknown_name
-from nestpipe.timeline import PARTS, StepMetrics
-from reports.runs.tables import METRICS
+from nestpipe.timeline import METRICS, PARTS
 
 __all__ = [
     "FORMAT",
@@ -31,7 +30,6 @@ __all__ = [
     "check",
     "decode",
     "encode",
-    "metric_rows",
     "read_rows",
     "rows_frame",
 ]
@@ -153,16 +151,6 @@ class _Results:
     """The part of a command's JSON that holds its rows."""
 
     rows: tuple[ResultRow, ...]
-
-
-def metric_rows(metrics: StepMetrics, *, method: str, world_size: int, status: str) -> tuple[ResultRow, ...]:
-    """The metrics of one measured or simulated run as rows, those that it alone does not give left out."""
-    values = {name: getattr(metrics, name, None) for name in METRICS}
-    return tuple(
-        ResultRow(method=method, world_size=world_size, metric=name, value=value, status=status)
-        for name, value in values.items()
-        if value is not None
-    )
 
 
 def rows_frame(rows: Sequence[ResultRow]) -> pd.DataFrame:

@@ -15,34 +15,12 @@ from typing import Any, Final
 import pandas as pd
 
 from nestpipe.base import TraceError, unknown_name
-from nestpipe.timeline import PARTS
+from nestpipe.timeline import METRICS, PARTS, Metric
 
-__all__ = ["METRICS", "Column", "Metric", "cell", "csv", "parts", "results", "text"]
+__all__ = ["Column", "cell", "csv", "parts", "results", "text"]
 
 _GAP: Final = "  "
 _NONE: Final = "-"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Metric:
-    """How a metric is printed: its name in words, its unit, decimal places, and the factor into that unit."""
-
-    title: str
-    unit: str
-    digits: int
-    scale: float = 1.0
-
-
-METRICS: Final[dict[str, Metric]] = {
-    "step_latency_ms": Metric(title="step latency", unit="ms", digits=2),
-    "lookup_ms": Metric(title="exposed lookup", unit="ms", digits=2),
-    "communication_ms": Metric(title="exposed communication", unit="ms", digits=2),
-    "speedup": Metric(title="speedup", unit="x", digits=2),
-    "qps": Metric(title="QPS", unit="samples/s", digits=0),
-    "scaling_efficiency": Metric(title="scaling efficiency", unit="%", digits=2, scale=100),
-    "utilization": Metric(title="utilization", unit="%", digits=1, scale=100),
-    "exposed_communication_ratio": Metric(title="exposed communication ratio", unit="%", digits=2, scale=100),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

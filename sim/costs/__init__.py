@@ -5,7 +5,7 @@ from sim.costs.case import CaseWorkload, scaled_law, status_of
 from sim.costs.demand import Demand, num_owners
 from sim.costs.hardware import HardwareCosts
 from sim.costs.model import ModelWorkload
-from sim.costs.reproduce import Reproduction, metric_status, reproduce, run_metrics, varied
+from sim.costs.reproduce import Reproduction, metric_status, reproduce, varied
 from sim.costs.run import Run, require_runnable, run
 from sim.costs.table import TableWorkload
 from sim.costs.trace import Mode, TraceCosts, TraceWorkload
@@ -36,7 +36,6 @@ __all__ = [
     "reproduce",
     "require_runnable",
     "run",
-    "run_metrics",
     "scaled_law",
     "status_of",
     "varied",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from nestpipe.base import ns_to_ms
 from nestpipe.ir import Loop
 from nestpipe.schedules import load
-from nestpipe.timeline import scaling_efficiency, speedup
+from nestpipe.timeline import metric_values
 from sim.costs.case import CaseWorkload, status_of
 from sim.costs.run import Run, require_runnable, run
 from sim.costs.workload import Options
@@ -20,7 +20,6 @@ __all__ = [
     "Sensitivity",
     "metric_status",
     "reproduce",
-    "run_metrics",
     "sensitivities",
     "varied",
 ]
@@ -100,10 +99,10 @@ def reproduce(case: Case, *, steps: int = 20, progress: Callable[[str], None] = 
         for world_size in sizes:
             status = status_of(case, each.baseline, loops[each.method], world_size)
             found = runs[each.method, world_size]
-            metrics = run_metrics(
-                found,
-                runs[case.baseline.method, world_size].metrics.step_latency_ms,
-                runs[each.method, case.base_world_size].metrics.step_latency_ms,
+            metrics = metric_values(
+                found.metrics,
+                baseline_ms=runs[case.baseline.method, world_size].metrics.step_latency_ms,
+                base_ms=runs[each.method, case.base_world_size].metrics.step_latency_ms,
             )
             known = published.get((each.method, world_size), {})
             rows += [
@@ -117,28 +116,6 @@ def reproduce(case: Case, *, steps: int = 20, progress: Callable[[str], None] = 
         runs=runs,
         sensitivities=tuple(sensitivities(workload, progress)),
     )
-
-
-def run_metrics(run: Run, baseline_ms: float, base_ms: float) -> dict[str, float]:
-    """The metrics of a run by name.
-
-    Args:
-        run: the run.
-        baseline_ms: step latency of the baseline at the same size.
-        base_ms: step latency of the run's schedule at the base size.
-    """
-    metrics = run.metrics
-    found = {
-        "step_latency_ms": metrics.step_latency_ms,
-        "lookup_ms": metrics.lookup_ms,
-        "communication_ms": metrics.communication_ms,
-        "speedup": speedup(baseline_ms, metrics.step_latency_ms),
-        "qps": metrics.qps,
-        "scaling_efficiency": scaling_efficiency(base_ms, metrics.step_latency_ms),
-        "utilization": metrics.utilization,
-        "exposed_communication_ratio": metrics.exposed_communication_ratio,
-    }
-    return {name: value for name, value in found.items() if value is not None}
 
 
 def metric_status(run: Run, metric: str, status: str) -> str:

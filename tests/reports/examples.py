@@ -11,9 +11,9 @@ import pandas as pd
 from nestpipe.base.units import ms_to_ns
 from nestpipe.ir import OpKind, unroll, with_micro_batches
 from nestpipe.schedules import load
-from nestpipe.timeline.metrics import measure
+from nestpipe.timeline.metrics import measure, metric_values
 from nestpipe.timeline.timeline import Timeline
-from reports.runs.records import metric_rows
+from reports.runs.records import ResultRow
 from sim.engine.bound import max_cycle_ratio
 from sim.engine.costs import Jitter, TimedCosts
 from sim.engine.engine import simulate
@@ -66,13 +66,16 @@ def record(run: Timeline, schedule: str = "nestpipe", **more: Any) -> dict[str, 
     loop = load(schedule)
     bound = max_cycle_ratio(loop, costs(loop.micro_batches).op_ns)
     world_size = int(run.weights.sum())
-    rows = metric_rows(metrics, method=schedule, world_size=world_size, status="predicted")
+    rows = [
+        ResultRow(method=schedule, world_size=world_size, metric=name, value=value, status="predicted")
+        for name, value in metric_values(metrics).items()
+    ]
     return {
         "provenance": {"nestpipe": "0.0.0", "command": "nestpipe simulate", "seed": 0},
         "schedule": schedule,
         "world_size": world_size,
         "metrics": {row.metric: row.value for row in rows},
-        "rows": list(rows),
+        "rows": rows,
         "parts_ms": metrics.parts_ms,
         "limit": {
             "step_ns": float(bound.step_ns),

@@ -31,7 +31,7 @@ def test_every_route_is_a_walk_from_source_to_destination(name: str) -> None:
     for row, route in zip(range(len(src)), fabric.routes(src, dst), strict=True):
         at = f"rank{src[row]}"
         for link in route[route < fabric.num_links].tolist():
-            assert ends[link][0] == at, fabric.link_name(link)
+            assert ends[link][0] == at, link
             at = ends[link][1]
         assert at == f"rank{dst[row]}"
 

@@ -19,10 +19,10 @@ import numpy as np
 
 from nestpipe.base import CaseError, Config, decode, ms_to_ns, read_yaml, unknown_name
 from nestpipe.ir import Loop, OpKind, Resource
+from nestpipe.timeline import METRICS
 
 __all__ = [
     "ASSUMPTIONS",
-    "METRICS",
     "Assumption",
     "Case",
     "FitRow",
@@ -66,17 +66,6 @@ ASSUMPTIONS: Final[Mapping[str, tuple[float, float]]] = MappingProxyType(
     }
 )
 _WHOLE: Final = frozenset({"micro_batches", "domain_size"})
-#: The metrics that a case may publish and that a run prints.
-METRICS: Final = (
-    "step_latency_ms",
-    "lookup_ms",
-    "communication_ms",
-    "speedup",
-    "qps",
-    "scaling_efficiency",
-    "utilization",
-    "exposed_communication_ratio",
-)
 
 
 class Assumption(Config, frozen=True, kw_only=True):

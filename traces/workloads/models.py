@@ -128,11 +128,6 @@ class WorkloadModel:
         total = sum(table.lookups for table in self.tables)
         return FLOAT_BYTES * sum(table.lookups * table.dim for table in self.tables) / total
 
-    @property
-    def table_bytes(self) -> int:
-        """Bytes of all tables in float32, without optimizer state."""
-        return FLOAT_BYTES * sum(table.num_rows * table.dim for table in self.tables)
-
 
 def _linear(name: str, rows: int, fan_in: int, fan_out: int, *, input_gradient: bool = True) -> MatMul:
     return MatMul(name=name, m=rows, k=fan_in, n=fan_out, input_gradient=input_gradient)

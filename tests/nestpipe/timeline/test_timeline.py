@@ -12,7 +12,7 @@ from nestpipe.base.errors import TraceError
 from nestpipe.ir import with_micro_batches
 from nestpipe.schedules import load, names
 from nestpipe.timeline.metrics import PARTS, Window, measure, partition, steady_window
-from nestpipe.timeline.timeline import COLUMNS, Span, from_frame, from_spans, with_waits
+from nestpipe.timeline.timeline import COLUMNS, Span, from_frame, with_waits
 from sim.engine.costs import Jitter
 from sim.engine.folding import World
 from tests.sim.engine.test_engine import run
@@ -65,7 +65,7 @@ def test_a_rank_is_in_one_part_at_a_time_and_compute_comes_first() -> None:
         Span(1, 1, None, 0, "h", "lookup", 55, 70),
         Span(1, 1, None, 0, "c", "update", 75, 80),
     ]
-    parts = partition(from_spans(spans), Window(first=0, last=1)).loc[0]
+    parts = partition(from_frame(pd.DataFrame(spans)), Window(first=0, last=1)).loc[0]
     spent = {name: int(value) for name, value in parts.items() if value}
     assert spent == {
         "compute": 35,

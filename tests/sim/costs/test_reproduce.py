@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from nestpipe.timeline.metrics import METRICS
 from sim.costs.reproduce import Reproduction, Row, reproduce
-from traces.workloads.case import METRICS, load_case
+from traces.workloads.case import load_case
 
 
 @pytest.fixture(scope="module")
