@@ -11,8 +11,6 @@ chunk at a time.
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +20,7 @@ import pandas as pd
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
-from nestpipe.base import NestPipeError
+from nestpipe.base import NestPipeError, atomic_file, write_text
 from sim.scenario import COLUMNS, Grid, Row
 
 __all__ = ["Store", "as_frame", "schema_of", "table_of"]
@@ -98,9 +96,10 @@ class Store:
                 chunk_size = int(known["chunk_size"])
             else:
                 note = {"digest": digest, "chunk_size": chunk_size, **facts}
-                _write(about, lambda path: path.write_text(json.dumps(note, indent=1), encoding="utf-8"))
+                write_text(about, json.dumps(note, indent=1))
         except OSError as error:
-            raise _unwritable(folder, error) from None
+            reason = error.strerror or error
+            raise NestPipeError(f"{folder}: cannot be written: {reason}; choose another --out") from None
         except (ValueError, KeyError) as error:
             raise NestPipeError(f"{about}: not readable as a sweep: {error}; choose another --out") from None
         return cls(folder=folder, schema=schema, chunk_size=chunk_size)
@@ -124,10 +123,8 @@ class Store:
         Raises:
             NestPipeError: if it cannot be written.
         """
-        try:
-            _write(self.part(rung, chunk), lambda path: pq.write_table(table, path))
-        except OSError as error:
-            raise _unwritable(self.folder, error) from None
+        with atomic_file(self.part(rung, chunk)) as file:
+            pq.write_table(table, file)
 
     def tables(self, rung: int, num_chunks: int, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
         """The finished chunks of a rung in order, one at a time."""
@@ -137,34 +134,9 @@ class Store:
     def merge(self, tables: Iterator[pa.Table], facts: Mapping[str, Any]) -> Path:
         """Writes all rows into one file, a row group per table, and drops the parts."""
         schema = self.schema.with_metadata({"nestpipe": json.dumps(dict(facts))})
-
-        def write(path: Path) -> None:
-            with pq.ParquetWriter(path, schema) as writer:
-                for table in tables:
-                    writer.write_table(table.cast(schema))
-
-        try:
-            _write(self.results, write)
-            for part in (self.folder / "parts").glob("*.parquet"):
-                part.unlink()
-        except OSError as error:
-            raise _unwritable(self.folder, error) from None
+        with atomic_file(self.results) as file, pq.ParquetWriter(file, schema) as writer:
+            for table in tables:
+                writer.write_table(table.cast(schema))
+        for part in (self.folder / "parts").glob("*.parquet"):
+            part.unlink(missing_ok=True)
         return self.results
-
-
-def _write(path: Path, write: Any) -> None:
-    """Writes beside and moves over, so that the file is whole or absent."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    try:
-        write(Path(temporary))
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
-        raise
-
-
-def _unwritable(folder: Path, error: OSError) -> NestPipeError:
-    return NestPipeError(f"{folder}: cannot be written: {error.strerror or error}; choose another --out")
