@@ -90,7 +90,7 @@ def _welcome(
 def main() -> None:
     """The `nestpipe` command: an error of the user's is one message on stderr and exit status 2."""
     try:
-        app()
+        app(prog_name="nestpipe")
     except NestPipeError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
