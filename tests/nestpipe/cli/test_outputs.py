@@ -62,7 +62,6 @@ def run(arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     monkeypatch.setattr(sys, "argv", ["nestpipe", *arguments])
     with pytest.raises(SystemExit) as end:
         cli.main()
-        sys.exit(0)
     printed = capsys.readouterr()
     errors = f"--- stderr\n{printed.err}" if printed.err else ""
     return f"{printed.out}{errors}--- exit status {end.value.code}\n"
