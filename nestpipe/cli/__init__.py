@@ -13,19 +13,7 @@ from typing import Annotated
 import typer
 
 from nestpipe.base import NestPipeError
-from nestpipe.cli import schedule, testbed, topology, trace
-from nestpipe.cli.check import check
-from nestpipe.cli.keys import cluster, keys
-from nestpipe.cli.network import network
-from nestpipe.cli.plan import plan
-from nestpipe.cli.profile import profile
-from nestpipe.cli.replay import replay
-from nestpipe.cli.report import diff, report
-from nestpipe.cli.reproduce import reproduce
-from nestpipe.cli.scale import scale
-from nestpipe.cli.simulate import simulate
-from nestpipe.cli.sweep import sweep
-from nestpipe.cli.validate import validate
+from nestpipe.cli._commands import CommandGroup
 
 __all__ = ["app", "main"]
 
@@ -45,28 +33,12 @@ nestpipe --help lists every command, nestpipe COMMAND --help its options.
 _INTERRUPTED = 130  # what typer makes of Ctrl-C
 
 app = typer.Typer(
+    cls=CommandGroup,
     help="Predict, explain and validate nested pipelining of large recommendation-model training.",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
-schedule.app.command()(check)
-trace.app.command()(keys)
-trace.app.command()(cluster)
-trace.app.command()(replay)
-app.command()(reproduce)
-app.command()(simulate)
-app.command()(scale)
-app.command()(sweep)
-app.command()(plan)
-app.command()(profile)
-app.command()(validate)
-app.command()(report)
-app.command()(diff)
-app.command()(network)
-app.add_typer(schedule.app, name="schedule")
-app.add_typer(topology.app, name="topology")
-app.add_typer(trace.app, name="trace")
-app.add_typer(testbed.app, name="testbed")
 
 
 def _show_version(wanted: bool) -> None:

@@ -9,25 +9,21 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pandas as pd
 import typer
 
 from nestpipe.base import NestPipeError
 from nestpipe.cli._common import Format, progress, provenance
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from sim.scenario import Grid
+from sim.scenario import Grid, load_scenario, warnings, with_keys_known
+from sim.sweep import digest, estimate
 
 __all__ = ["counting", "dry_run", "facts_of", "heading", "load", "plain", "records"]
 
 
 def load(path: Path) -> Grid:
     """The grid of a scenario file."""
-    from sim.scenario import Grid, load_scenario, warnings
-
     scenario = load_scenario(path)
     for each in warnings(scenario):
         typer.echo(f"warning: {path}: {each}", err=True)
@@ -39,8 +35,6 @@ def load(path: Path) -> Grid:
 
 def facts_of(grid: Grid, **more: object) -> dict[str, object]:
     """Where a result comes from: scenario, workload, digest, seeds."""
-    from sim.sweep import digest
-
     scenario = grid.scenario
     choice = scenario.workload
     name = choice.case or choice.trace or choice.model
@@ -57,8 +51,6 @@ def facts_of(grid: Grid, **more: object) -> dict[str, object]:
 
 def key_facts(grid: Grid) -> dict[str, object]:
     """Which keys size a model's lookups, and what of that is not measured; nothing without keys."""
-    from sim.scenario import with_keys_known
-
     keys = with_keys_known(grid).keys
     if keys is None:
         return {}
@@ -84,8 +76,6 @@ def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 def plain(value: Any) -> Any:
     """A value as JSON knows it."""
-    import pandas as pd
-
     if value is None or value is pd.NA or (isinstance(value, float) and not math.isfinite(value)):
         return None
     return value.item() if hasattr(value, "item") else value
@@ -108,8 +98,6 @@ def counting(total: int, what: str) -> Iterator[Callable[[int, int], None]]:
 
 def dry_run(grid: Grid, output: Format, *, workers: int, dask: str | None, where: Path | None) -> None:
     """Prints what would be run and how long it would take, measured on a small sample."""
-    from sim.sweep import estimate
-
     found = estimate(grid)
     axes: dict[str, list[object]] = {
         "cluster": list(grid.clusters),

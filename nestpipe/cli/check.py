@@ -5,15 +5,17 @@ from __future__ import annotations
 import csv
 import io
 import json
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
+from nestpipe.base import ScheduleError, unknown_name
+from nestpipe.checks import Report, check_programs, report_document, report_table, report_text
+from nestpipe.checks import check as check_loop
 from nestpipe.cli._common import Format, digest, provenance
-
-if TYPE_CHECKING:
-    from nestpipe.checks import Report
-    from nestpipe.ir import Data, Loop, Program
+from nestpipe.ir import STATES, Data, Loop, Program, parse_programs, show, with_micro_batches
+from nestpipe.schedules import load, names
 
 __all__ = ["check"]
 
@@ -49,9 +51,6 @@ def check(
 
 
 def _printed(report: Report, loaded: Loop | tuple[Program, ...], output: Format) -> str:
-    from nestpipe.checks import report_document, report_table, report_text
-    from nestpipe.ir import show
-
     text = "".join(map(show, loaded)) if isinstance(loaded, tuple) else show(loaded)
     facts = provenance(schedule_digest=digest(text))
     head = "".join(f"# {name}: {fact}\n" for name, fact in facts.items())
@@ -70,12 +69,6 @@ def _printed(report: Report, loaded: Loop | tuple[Program, ...], output: Format)
 
 def _load(name_or_file: str) -> Loop | tuple[Program, ...]:
     """A loop of the catalogue or of a file; a file may hold programs instead."""
-    from pathlib import Path
-
-    from nestpipe.base import ScheduleError
-    from nestpipe.ir import parse_programs
-    from nestpipe.schedules import load, names
-
     path = Path(name_or_file)
     if name_or_file not in names() and path.is_file():
         try:
@@ -94,11 +87,6 @@ def _report(
     domain_size: int | None,
     sizes: dict[Data, int] | None,
 ) -> Report:
-    from nestpipe.base import ScheduleError
-    from nestpipe.checks import check as check_loop
-    from nestpipe.checks import check_programs
-    from nestpipe.ir import with_micro_batches
-
     if not isinstance(loaded, tuple):
         if domain_size is not None:
             raise ScheduleError("--domain-size is for programs by rank; a loop is checked for every number of ranks")
@@ -110,9 +98,6 @@ def _report(
 
 
 def _sizes(items: list[str]) -> dict[Data, int] | None:
-    from nestpipe.base import ScheduleError, unknown_name
-    from nestpipe.ir import STATES, Data
-
     known = [data.value for data in Data if data not in STATES]
     found: dict[Data, int] = {}
     for item in items:

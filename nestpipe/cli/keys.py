@@ -5,18 +5,34 @@ from __future__ import annotations
 import csv
 import io
 import json
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import numpy as np
 import typer
 
 from nestpipe.base import TraceError, write_text
 from nestpipe.cli._common import Format, provenance
-
-if TYPE_CHECKING:
-    from traces.keys import CodedStream, KeyFiles, KeyStatistics, KeyStream, MicroBatchDuplication, StreamStatistics
+from traces.keys import (
+    CodedStream,
+    KeyFiles,
+    KeyStatistics,
+    KeyStream,
+    MicroBatchDuplication,
+    StreamStatistics,
+    cluster_stream,
+    duplicate_rows,
+    duplication_of,
+    key_statistics,
+    largest_world_size,
+    read_key_files,
+    split_matrix,
+    statistics_at,
+    stream_statistics,
+)
 
 __all__ = ["cluster", "keys"]
 
@@ -51,8 +67,6 @@ def keys(
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Unique ratio, overlap, skew and splits of a key stream, by batch, micro-batch, rank and owner."""
-    from traces.keys import CodedStream, duplication_of, read_key_files, split_matrix, stream_statistics
-
     _check_sizes(batch, world_size, micro_batches)
     read = read_key_files(files, columns=column, order_by=order_by, sequence=sequence)
     facts, notes = read.facts, list[str]()
@@ -99,8 +113,6 @@ def cluster(
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Put samples that share keys into the same micro-batch, and say how many rows are then sent twice."""
-    from traces.keys import key_statistics, read_key_files
-
     numbers = sorted(set(micro_batches or [n for n in (2, 4, 8, 16, 32) if n <= batch]))
     for number in numbers:
         _check_sizes(batch, 1, number)
@@ -132,8 +144,6 @@ def _check_sizes(batch: int, world_size: int, micro_batches: int) -> None:
 
 def _per_column(read: KeyFiles, batch: int) -> dict[str, dict[str, Any]]:
     """Statistics of each column that may hold keys; empty where that is the stream itself."""
-    from traces.keys import stream_statistics
-
     every = read.every
     if len(every.features) == 1 and every.features == read.stream.features:
         return {}
@@ -150,8 +160,6 @@ def _world(
     duplication: MicroBatchDuplication,
 ) -> tuple[KeyStatistics, str | None]:
     """Statistics at a world size, or at fewer ranks where the file is too short for anything else, and a note."""
-    from traces.keys import key_statistics, largest_world_size, statistics_at
-
     usable = max(1, largest_world_size(coded, batch))
     if world_size > usable and largest_world_size(coded, batch, 4) < 1 and not resample:
         found = key_statistics(coded, batch=batch, world_size=usable, duplication=(duplication,))
@@ -220,12 +228,6 @@ def _world_json(one: KeyStatistics) -> dict[str, Any]:
 
 def _cluster_row(stream: KeyStream, batch: int, number: int, seed: int, out: Path | None) -> dict[str, Any]:
     """Rows sent twice, clustered, in stream order and at random; means over batches. Speed goes to stderr."""
-    import time
-
-    import numpy as np
-
-    from traces.keys import cluster_stream, duplicate_rows
-
     begin = time.perf_counter()
     clustered = cluster_stream(stream, batch, number, seed=seed)
     speed = len(clustered) / (time.perf_counter() - begin)

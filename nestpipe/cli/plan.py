@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import pandas as pd
 import typer
 
-from nestpipe.base import CaseError, write_text
+from nestpipe.base import CaseError, bytes_text, write_text
 from nestpipe.cli._common import Format, decimals
 from nestpipe.cli._scenario import counting, dry_run, facts_of, heading, load, plain, records
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    import pandas as pd
-
-    from sim.scenario import Grid, Plan
+from reports.runs import Column, text
+from sim.scenario import Grid, Plan
+from sim.scenario import plan as make
+from sim.sweep import read_results, sweep, sweep_to
 
 __all__ = ["plan"]
 
@@ -42,9 +42,6 @@ def plan(
 
     Example: nestpipe plan examples/plan.yaml --out out/plan
     """
-    from sim.scenario import plan as make
-    from sim.sweep import read_results, sweep, sweep_to
-
     grid = load(scenario)
     if grid.scenario.objective is None:
         raise CaseError(
@@ -81,8 +78,6 @@ def _cannot_be(results: pd.DataFrame) -> dict[str, int]:
 
 
 def _json(found: Plan, facts: Mapping[str, object], cannot: Mapping[str, int]) -> dict[str, Any]:
-    import dataclasses
-
     return {
         "provenance": dict(facts),
         "evaluated": found.evaluated,
@@ -103,8 +98,6 @@ def _json(found: Plan, facts: Mapping[str, object], cannot: Mapping[str, int]) -
 
 
 def _text(grid: Grid, found: Plan, cannot: Mapping[str, int]) -> list[str]:
-    from reports.runs import Column, text
-
     rests = ", ".join(f"{share:.0%} {name}" for name, share in found.rests_on().items())
     lines = ["Recommended: " + _words(grid, found.best), "  limited by " + str(found.best["limit"])]
     lines.append(f"  busiest: {found.best['busiest']}, {100 * found.best['busiest_share']:.0f} % of the step")
@@ -151,8 +144,6 @@ def _words(grid: Grid, row: Mapping[str, Any]) -> str:
 
 
 def _columns(grid: Grid, frame: pd.DataFrame) -> list[Any]:
-    from reports.runs import Column
-
     def places(name: str, least: int, significant: int) -> int:
         return decimals((float(value) for value in frame[name].dropna()), least, significant)
 
@@ -181,8 +172,6 @@ def _columns(grid: Grid, frame: pd.DataFrame) -> list[Any]:
 
 
 def _memory(grid: Grid, found: Plan) -> list[str]:
-    from nestpipe.base import bytes_text
-
     if found.need is None:
         return ["", "Memory was not checked: the scenario has no memory section"]
     lines = ["", "Memory of one rank:"]
@@ -211,10 +200,6 @@ def _failures(found: Plan) -> list[str]:
 
 
 def _sensitivity(found: Plan) -> list[str]:
-    import pandas as pd
-
-    from reports.runs import Column, text
-
     rows = [
         {
             "input": move.input,

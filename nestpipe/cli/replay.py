@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import pandas as pd
 import typer
 
-from nestpipe.base import NS_PER_MS, TraceError, ns_to_us
+from nestpipe.base import NS_PER_MS, TraceError, ns_to_us, unknown_name
 from nestpipe.cli._common import Format, digest, provenance
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from sim.costs import Run
+from nestpipe.ir import show, with_micro_batches
+from nestpipe.schedules import load
+from reports.runs import Column, csv, parts, text
+from sim.costs import Mode, Options, Run, TraceCosts, TraceWorkload, require_runnable, run
+from sim.engine import Scales
+from sim.engine import replay as replay_trace
+from topologies.cluster import load_cluster
+from traces.formats import import_traces
+from traces.table import read_table
 
 __all__ = ["replay"]
 
@@ -62,19 +67,13 @@ def replay(
 
 
 def _frame(paths: list[Path]) -> pd.DataFrame:
-    from traces.formats import import_traces
-    from traces.table import read_table
-
     if len(paths) == 1 and paths[0].suffix in (".parquet", ".csv"):
         return read_table(paths[0]).frame
     return import_traces(paths).table.frame
 
 
 def _as_recorded(frame: pd.DataFrame, paths: list[Path], output: Format, **scales: float) -> None:
-    from reports.runs import Column, csv, text
-    from sim.engine import Scales, replay
-
-    result = replay(frame, Scales(**scales))
+    result = replay_trace(frame, Scales(**scales))
     steps = result.steps.assign(
         recorded_ms=result.steps["recorded_ns"] / NS_PER_MS, replayed_ms=result.steps["replayed_ns"] / NS_PER_MS
     )
@@ -120,12 +119,6 @@ def _under_schedule(
     topology: str | None,
     seed: int,
 ) -> None:
-    from nestpipe.base import unknown_name
-    from nestpipe.ir import show, with_micro_batches
-    from nestpipe.schedules import load
-    from sim.costs import Mode, Options, TraceWorkload, require_runnable, run
-    from topologies.cluster import load_cluster
-
     if mode not in list(Mode):
         raise TraceError(unknown_name("mode", mode, list(Mode)))
     loop = load(schedule)
@@ -155,8 +148,6 @@ def _under_schedule(
 
 def _result(run: Run) -> dict[str, Any]:
     """Metrics, what limits the step, what kind of numbers that rests on, and which kinds of op have no cost at all."""
-    from sim.costs import TraceCosts
-
     costs = run.ops.costs
     assert isinstance(costs, TraceCosts)
     kinds = dict.fromkeys(op.kind for op in run.loop.ops)
@@ -174,8 +165,6 @@ def _result(run: Run) -> dict[str, Any]:
 
 
 def _print_run(result: dict[str, Any], schedule: str, output: Format) -> None:
-    from reports.runs import parts
-
     if output is Format.CSV:
         typer.echo("part,ms")
         for part, ms in result["parts_ms"].items():

@@ -10,6 +10,8 @@ import typer
 
 from nestpipe.base import write_text
 from nestpipe.cli._common import Format, provenance
+from reports.html import page
+from reports.runs import as_csv, as_json, as_text, compare, read_rows, read_run, read_side
 
 __all__ = ["diff", "report"]
 
@@ -25,9 +27,6 @@ def report(
     rank: Annotated[list[int] | None, typer.Option(help="A rank to show in the timelines; repeatable.")] = None,
 ) -> None:
     """Writes one self-contained HTML page about one or several runs; the others are compared with the first."""
-    from reports.html import page
-    from reports.runs import read_rows, read_run
-
     made = ", ".join(f"{key}: {value}" for key, value in provenance().items())
     base = Path.cwd() if str(out) == "-" else out.parent
     rows = read_rows(curve) if curve else ()
@@ -49,8 +48,6 @@ def diff(
     output: Annotated[Format, typer.Option("--format")] = Format.TEXT,
 ) -> None:
     """Compares two runs, simulated or measured, op by op: step latency, where the step goes, and what changed."""
-    from reports.runs import as_csv, as_json, as_text, compare, read_side
-
     (name_a, timeline_a), (name_b, timeline_b) = read_side(a), read_side(b)
     result = compare(timeline_a, timeline_b, names=(name_a, name_b if name_b != name_a else f"{name_b} (B)"))
     facts = provenance(a=a, b=b)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
+import pandas as pd
 import typer
 
 from nestpipe.base import output_dir, write_text
 from nestpipe.cli._common import Format, progress, provenance
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from sim.costs import Reproduction
+from reports.runs import csv, parts, results, text
+from sim.costs import Reproduction
+from sim.costs import reproduce as run_all
+from traces.workloads import load_case
 
 __all__ = ["reproduce"]
 
@@ -26,11 +26,6 @@ def reproduce(
     output: Annotated[Format, typer.Option("--format")] = Format.TEXT,
 ) -> None:
     """Fits the baseline's rows of a published cluster, predicts every other row, and prints both side by side."""
-    import pandas as pd
-
-    from sim.costs import reproduce as run_all
-    from traces.workloads import load_case
-
     the_case = load_case(case)
     if out is not None:
         output_dir(out)
@@ -43,8 +38,6 @@ def reproduce(
     if output is Format.JSON:
         typer.echo(json.dumps(_json(result, facts), indent=1))
     elif output is Format.CSV:
-        from reports.runs import csv
-
         typer.echo(csv(rows), nl=False)
     else:
         typer.echo(_text(result, rows, facts))
@@ -77,10 +70,6 @@ def _json(result: Reproduction, facts: dict[str, object]) -> dict[str, object]:
 
 
 def _text(result: Reproduction, rows: pd.DataFrame, facts: dict[str, object]) -> str:
-    import pandas as pd
-
-    from reports.runs import parts, results
-
     case = result.case
     headline = case.headline_world_size
     lines = [f"# {key}: {value}" for key, value in facts.items()]
@@ -114,10 +103,6 @@ def _text(result: Reproduction, rows: pd.DataFrame, facts: dict[str, object]) ->
 
 
 def _sensitivity(result: Reproduction) -> list[str]:
-    import pandas as pd
-
-    from reports.runs import text
-
     methods = [each.method for each in result.case.methods]
     table: dict[str, dict[str, object]] = {}
     for each in result.sensitivities:
@@ -138,7 +123,6 @@ def _sensitivity(result: Reproduction) -> list[str]:
 
 def _draw(result: Reproduction, rows: pd.DataFrame, folder: Path) -> list[Path]:
     from reports.figures import breakdown, qps, save, scaling_efficiency, speedups, timelines
-    from reports.runs import csv
 
     case = result.case
     headline = case.headline_world_size

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
+import pandas as pd
 import typer
 
 from nestpipe.base import CaseError, output_dir, write_text
 from nestpipe.cli._common import Format, progress
 from nestpipe.cli._scenario import dry_run, facts_of, heading, load, records
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from sim.scenario import Grid, Scaling
+from reports.runs import text
+from sim.scenario import Grid, Scaling, require_plain
+from sim.scenario import scale as run
 
 __all__ = ["scale"]
 
@@ -35,9 +35,6 @@ def scale(
 
     Example: nestpipe scale examples/scale.yaml --out out/scale
     """
-    from sim.scenario import require_plain
-    from sim.scenario import scale as run
-
     grid = load(scenario)
     require_plain(grid)
     wanted = grid.scenario.efficiency_threshold if threshold is None else threshold
@@ -74,16 +71,12 @@ def scale(
 
 def _with_reach(grid: Grid, found: Scaling) -> Scaling:
     """Says of each limit whether it lies outside the sizes that the case was fitted on."""
-    from dataclasses import replace
-
     sizes = [] if grid.case is None else [row.world_size for row in grid.case.fit]
     outside = [bool(sizes) and not min(sizes) <= size <= max(sizes) for size in found.limits["looked_at"]]
     return replace(found, limits=found.limits.assign(extrapolated=outside))
 
 
 def _text(grid: Grid, found: Scaling) -> list[str]:
-    from reports.runs import text
-
     lines = []
     for metric, title, digits, factor in (
         ("scaling_efficiency", f"Scaling efficiency (%) relative to {found.base_world_size:,} workers", 1, 100),

@@ -14,14 +14,12 @@ from nestpipe.cli._common import Format
 from nestpipe.ir import show, unroll, with_micro_batches
 from nestpipe.schedules import load, names
 
-__all__ = ["app"]
+__all__ = ["list_", "show_"]
 
-app = typer.Typer(help="The schedule catalogue and the schedule text.", no_args_is_help=True)
 
 ScheduleName = Annotated[str, typer.Argument(metavar="NAME|FILE", help="A catalogue name or a file of schedule text.")]
 
 
-@app.command("list")
 def list_(output: Annotated[Format, typer.Option("--format")] = Format.TEXT) -> None:
     """The schedules of the catalogue, one line each."""
     rows = [{"name": name, "description": load(name).doc.replace("\n", " ")} for name in names()]
@@ -41,7 +39,6 @@ def list_(output: Annotated[Format, typer.Option("--format")] = Format.TEXT) -> 
         )
 
 
-@app.command("show")
 def show_(
     name: ScheduleName,
     unrolled: Annotated[

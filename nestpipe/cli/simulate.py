@@ -6,38 +6,52 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import pandas as pd
 import typer
 
-from nestpipe.base import CaseError
+from nestpipe.base import CaseError, ns_to_ms
 from nestpipe.cli._common import Format, digest, provenance
-
-if TYPE_CHECKING:
-    from nestpipe.ir import Loop
-    from sim.costs import CaseWorkload, ModelWorkload, Options, Run
-    from topologies.cluster import Cluster
-    from traces.keys import KeyRatios
+from nestpipe.ir import Loop, show
+from nestpipe.schedules import load
+from nestpipe.timeline import metric_values
+from reports.runs import Column, csv, parts, results, text, write_run
+from sim.costs import (
+    CaseWorkload,
+    ModelWorkload,
+    Options,
+    Run,
+    metric_status,
+    require_runnable,
+    run,
+    status_of,
+)
+from sim.engine import Jitter
+from topologies.cluster import Cluster
+from topologies.imports import load_topology
+from traces.keys import KeyRatios, read_key_files
+from traces.workloads import preset
 
 __all__ = ["simulate"]
 
 
 def _stragglers(texts: list[str]) -> dict[int, float]:
     found = {}
-    for text in texts:
-        match = re.fullmatch(r"(\d+):(\d+(?:\.\d+)?)", text)
+    for each in texts:
+        match = re.fullmatch(r"(\d+):(\d+(?:\.\d+)?)", each)
         if match is None:
-            raise CaseError(f"--straggler must be RANK:FACTOR, for example 17:1.5, got {text!r}")
+            raise CaseError(f"--straggler must be RANK:FACTOR, for example 17:1.5, got {each!r}")
         found[int(match[1])] = float(match[2])
     return found
 
 
 def _sizes(texts: list[str]) -> dict[str, int]:
     found = {}
-    for text in texts:
-        match = re.fullmatch(r"(\w+)=(\d+)", text)
+    for each in texts:
+        match = re.fullmatch(r"(\w+)=(\d+)", each)
         if match is None:
-            raise CaseError(f"--model-size must be NAME=N with a whole number, for example dim=512, got {text!r}")
+            raise CaseError(f"--model-size must be NAME=N with a whole number, for example dim=512, got {each!r}")
         found[match[1]] = int(match[2])
     return found
 
@@ -97,13 +111,6 @@ def simulate(
     output: Annotated[Format, typer.Option("--format")] = Format.TEXT,
 ) -> None:
     """Simulates one schedule and prints its metrics, where the time goes and what limits it."""
-    from nestpipe.ir import show
-    from nestpipe.schedules import load
-    from sim.costs import CaseWorkload, ModelWorkload, Options, require_runnable, run
-    from sim.engine import Jitter
-    from topologies.imports import load_topology
-    from traces.workloads import preset
-
     cluster = None if topology is None else load_topology(topology)
     if communication_share and cluster is None:
         raise CaseError("--communication-share needs --topology NAME|FILE: without one nothing is shared")
@@ -170,8 +177,6 @@ def simulate(
     result |= {} if keys_used is None else {"keys": keys_used}
     result["scaling_efficiency_relative_to"] = base
     if out is not None:
-        from reports.runs import write_run
-
         write_run(out, run=result, timeline=found.timeline)
     if load_plot is not None and found.load is not None:
         from reports.figures import load_figure, save
@@ -197,8 +202,6 @@ def _ratios(
         return None
     if model is None:
         raise CaseError("--keys needs --model: a case states times, which keys do not change")
-    from traces.keys import KeyRatios, read_key_files
-
     files = read_key_files(keys, columns=columns, order_by=order_by, sequence=sequence, only=True)
     return KeyRatios(files, drawn=drawn, seed=seed)
 
@@ -213,8 +216,6 @@ def _status(
     changed: bool,
 ) -> str:
     """What the numbers of a run are; a case that is changed or moved to another cluster no longer predicts."""
-    from sim.costs import ModelWorkload, status_of
-
     if isinstance(workload, ModelWorkload):
         return "assumed"
     status = status_of(workload.case, schedule == workload.case.baseline.schedule, loop, world_size)
@@ -230,18 +231,12 @@ def _smaller(options: Options, world_size: int) -> Options:
 
 def _step_ms(workload: CaseWorkload | ModelWorkload, cluster: Cluster | None, loop: Loop, options: Options) -> float:
     """The step latency of a run that is only compared with; with jitter the recursion gives it without simulating."""
-    from nestpipe.base import ns_to_ms
-    from sim.costs import run
-
     found = run(loop, workload, cluster, options)
     return ns_to_ms(found.step_ns) if options.jitter.is_random else found.metrics.step_latency_ms
 
 
 def _result(run: Run, status: str, compared: dict[str, float]) -> dict[str, Any]:
     """The run as it is printed and written; `compared` are the step latencies that its metrics need."""
-    from nestpipe.timeline import metric_values
-    from sim.costs import metric_status
-
     metrics = metric_values(run.metrics, **compared)
     row = {"method": run.loop.name, "world_size": run.options.world_size}
     return {
@@ -285,11 +280,6 @@ def _resources(run: Run, status: str) -> dict[str, Any]:
 
 
 def _print(output: Format, result: dict[str, Any]) -> None:
-    import pandas as pd
-
-    from nestpipe.base import ns_to_ms
-    from reports.runs import csv, parts, results
-
     rows = pd.DataFrame(result["rows"])
     if output is Format.JSON:
         typer.echo(json.dumps(result, indent=1))
@@ -325,10 +315,6 @@ def _print(output: Format, result: dict[str, Any]) -> None:
 
 def _print_stages(result: dict[str, Any]) -> None:
     """What sets the time of each op, and how full links and hosts are."""
-    import pandas as pd
-
-    from reports.runs import Column, text
-
     columns = [
         Column(name="kind"),
         Column(name="alone_ms", header="alone (ms)", digits=3),
@@ -343,10 +329,6 @@ def _print_stages(result: dict[str, Any]) -> None:
 
 def _print_keys(keys: dict[str, Any]) -> None:
     """What of the step comes from the key files, and where each ratio is from."""
-    import pandas as pd
-
-    from reports.runs import Column, text
-
     columns = [
         Column(name="drives"),
         Column(name="meaning", header="ratio of"),

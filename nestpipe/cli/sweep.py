@@ -6,18 +6,18 @@ import json
 import math
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
+import pandas as pd
 import typer
 
-from nestpipe.base import CaseError
+from nestpipe.base import CaseError, unknown_name
 from nestpipe.cli._common import Format, decimals
 from nestpipe.cli._scenario import counting, dry_run, facts_of, heading, load, records
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from sim.scenario import Grid
+from reports.runs import Column, text
+from sim.scenario import Grid, break_even, edges
+from sim.sweep import read_results, sweep_to
+from sim.sweep import sweep as run
 
 __all__ = ["sweep"]
 
@@ -54,9 +54,6 @@ def sweep(
 
     Example: nestpipe sweep examples/break_even.yaml --map factors.communication_time,factors.lookup_cost --out out/map
     """
-    from sim.sweep import read_results, sweep_to
-    from sim.sweep import sweep as run
-
     grid = load(scenario)
     axes = _axes(grid, show_map, baseline)
     if not (pays_at > 0 and math.isfinite(pays_at)):
@@ -80,8 +77,6 @@ def _axes(grid: Grid, text: str | None, baseline: str) -> list[str]:
     axes = [part.strip() for part in text.split(",")]
     if len(axes) > 2:
         raise CaseError(f"--map takes one or two keys, X or X,Y, got {text!r}")
-    from nestpipe.base import unknown_name
-
     known = [*grid.axes, "micro_batches", "world_size", "batch_per_worker"]
     for axis in axes:
         if axis not in known:
@@ -94,8 +89,6 @@ def _axes(grid: Grid, text: str | None, baseline: str) -> list[str]:
 def _print(
     grid: Grid, results: pd.DataFrame, axes: list[str], baseline: str, pays_at: float, output: Format, out: Path | None
 ) -> None:
-    from sim.scenario import break_even, edges
-
     facts = facts_of(grid)
     gains = break_even(results, *axes, baseline=baseline) if axes else None
     if output is Format.CSV:
@@ -117,8 +110,6 @@ def _print(
 
 
 def _text(grid: Grid, results: pd.DataFrame) -> list[str]:
-    from reports.runs import Column, text
-
     scenario = grid.scenario
     metric, minimise = "step_ms", True
     if scenario.objective is not None:
@@ -142,8 +133,6 @@ def _text(grid: Grid, results: pd.DataFrame) -> list[str]:
 
 
 def _edges_text(found: pd.DataFrame, axes: list[str], baseline: str, pays_at: float) -> str:
-    from reports.runs import Column, text
-
     columns = [
         Column(name="schedule"),
         *([Column(name=axes[1], digits=4)] if len(axes) > 1 else []),

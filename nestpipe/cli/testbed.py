@@ -9,14 +9,20 @@ from typing import Annotated
 
 import typer
 
+from executor.testbed import (
+    Testbed,
+    check_links,
+    existing,
+    launch,
+    rate_text,
+    remove_stale,
+    set_up,
+    tear_down,
+    temporary,
+)
 from nestpipe.base import CaseError
 
-__all__ = ["app"]
-
-app = typer.Typer(
-    help="Make, use and remove a testbed: a network namespace per rank with shaped links (Linux, root).",
-    no_args_is_help=True,
-)
+__all__ = ["check", "down", "rates_of", "run", "up"]
 
 
 class OutputFormat(StrEnum):
@@ -49,7 +55,6 @@ def rates_of(world_size: int, rates_mbit_per_s: list[float] | None) -> tuple[int
     return tuple(round(rate * 1e6) for rate in (rates * world_size if len(rates) == 1 else rates))
 
 
-@app.command()
 def up(
     name: Annotated[str, typer.Argument(help="Lower-case letters and digits.")] = "default",
     world_size: WorldSize = 2,
@@ -57,28 +62,22 @@ def up(
     burst_bytes: Burst = 262_144,
 ) -> None:
     """Make a testbed that stays until `nestpipe testbed down`."""
-    from executor.testbed import Testbed, rate_text, set_up
-
     bed = Testbed(name=name, rates_bits_per_s=rates_of(world_size, rate), burst_bytes=burst_bytes)
     set_up(bed)
     for rank, bits in enumerate(bed.rates_bits_per_s):
         print(f"{bed.namespace(rank)}  {bed.address(rank)}  {rate_text(bits)} each way")
 
 
-@app.command()
 def down(
     name: Annotated[str, typer.Argument(help="The testbed's name.")] = "default",
     everything: Annotated[bool, typer.Option("--all", help="Remove every testbed of this machine.")] = False,
 ) -> None:
     """Remove a testbed and end what runs in it; also removes testbeds whose owner is gone."""
-    from executor.testbed import existing, remove_stale, tear_down
-
     removed = sum(tear_down(each) for each in (list(existing()) if everything else [name]))
     stale = remove_stale()
     print(f"removed {removed} namespaces" + (f" and {len(stale)} stale testbeds" if stale else ""))
 
 
-@app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 def run(
     command: Annotated[list[str], typer.Argument(help="Program and arguments, run on every rank.")],
     world_size: WorldSize = 2,
@@ -90,8 +89,6 @@ def run(
 
     Rank 0's output is printed; the first failing rank's error output and exit 1 tell of a failure.
     """
-    from executor.testbed import launch, temporary
-
     with temporary(rates_of(world_size, rate), burst_bytes=burst_bytes) as bed:
         results = launch(bed, command, timeout_s=timeout_s, check=False)
     sys.stdout.write(results[0].stdout)
@@ -105,7 +102,6 @@ def run(
         raise typer.Exit(1)
 
 
-@app.command()
 def check(
     world_size: WorldSize = 2,
     rate: Rate = None,
@@ -117,8 +113,6 @@ def check(
     output_format: Format = OutputFormat.TEXT,
 ) -> None:
     """Measure what shaped links really carry here; exit 1 if a rate is off by more than the tolerance."""
-    from executor.testbed import check_links, temporary
-
     with temporary(rates_of(world_size, rate), burst_bytes=burst_bytes) as bed:
         found = check_links(bed, seconds=seconds)
     if output_format is OutputFormat.JSON:

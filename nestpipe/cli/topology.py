@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from nestpipe.base import TopologyError, TraceError
 from nestpipe.cli._common import Format
+from sim.network import Collectives, read_curves
+from topologies.cluster import Cluster, Quantity, load_cluster, names
+from topologies.fabric import Fabric
+from topologies.imports import load_topology
 
-if TYPE_CHECKING:
-    from topologies.cluster import Cluster, Quantity
+__all__ = ["list_", "measured", "show_"]
 
-__all__ = ["app"]
-
-app = typer.Typer(help="Clusters: accelerators, hosts and links, with the source of each number.", no_args_is_help=True)
 
 FormatOption = Annotated[Format, typer.Option("--format", help="How to print the result.")]
 
 
-@app.command("list")
 def list_(output: FormatOption = Format.TEXT) -> None:
     """The clusters of the catalogue, one line each."""
-    from topologies.cluster import load_cluster, names
-
     clusters = [load_cluster(name) for name in names()]
     if output is Format.JSON:
         typer.echo(
@@ -40,7 +38,6 @@ def list_(output: FormatOption = Format.TEXT) -> None:
         typer.echo(f"{cluster.name:<14} up to {cluster.ranks_max:>6,} ranks  {cluster.description}")
 
 
-@app.command("show")
 def show_(
     name: Annotated[
         str, typer.Argument(metavar="NAME|FILE", help="Catalogue name, YAML file, or another tool's file.")
@@ -57,8 +54,6 @@ def show_(
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Tiers, bisection bandwidth, memory and host resources of a cluster, with the source of each number."""
-    from topologies.fabric import Fabric
-
     cluster = _cluster(name, like, group or [])
     ranks = cluster.ranks_default if world_size is None else world_size
     facts = _facts(cluster, Fabric(cluster, ranks))
@@ -76,7 +71,6 @@ def show_(
         typer.echo(_text(facts))
 
 
-@app.command("measured")
 def measured(
     log: Annotated[Path, typer.Argument(metavar="LOG", help="nccl-tests, RCCL or HCCL output, or a table of them.")],
     name: Annotated[str, typer.Option("--topology", metavar="NAME|FILE", help="The cluster that was measured.")],
@@ -90,8 +84,6 @@ def measured(
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Measured collectives beside a cluster: leave-one-size-out residuals, and the share of the hardware reached."""
-    from sim.network import read_curves
-
     cluster = _cluster(name, "dgx_h100", group or [])
     rows = [_measured_row(cluster, curve) for curve in read_curves(log, collective)]
     if output is Format.JSON:
@@ -120,10 +112,6 @@ def measured(
 
 
 def _measured_row(cluster: Cluster, curve: Any) -> dict[str, Any]:
-    from nestpipe.base import TraceError
-    from sim.network import Collectives
-    from topologies.fabric import Fabric
-
     largest, time_ns = curve.size_bytes[-1], curve.time_ns[-1]
     hardware_ns: int | None = None
     if curve.world_size <= cluster.ranks_max and curve.collective in (
@@ -153,9 +141,6 @@ def _measured_row(cluster: Cluster, curve: Any) -> dict[str, Any]:
 
 
 def _cluster(name: str, like: str, groups: list[str]) -> Cluster:
-    from nestpipe.base import TopologyError
-    from topologies.imports import load_topology
-
     cluster = load_topology(name, like)
     for text in groups:
         tier, _, ranks = text.partition("=")

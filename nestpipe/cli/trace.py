@@ -6,18 +6,20 @@ import json
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
+import pandas as pd
 import typer
 
 from nestpipe.base import TraceError, output_dir
 from nestpipe.cli._common import Format, provenance
+from traces.formats import import_to, write_chakra, write_kineto, write_perfetto
+from traces.table import read_table, write_table
 
-__all__ = ["app"]
-
-app = typer.Typer(no_args_is_help=True, help="Import, export and inspect traces.")
+__all__ = ["export", "import_"]
 
 
 class ExportFormat(StrEnum):
@@ -49,7 +51,6 @@ class _Progress:
         return lambda done: self._bar.update(task, completed=done)
 
 
-@app.command("import")
 def import_(
     paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Files, or folders to search.")],
     out: Annotated[str | None, typer.Option(help="Trace table to write: .parquet, or .csv.")] = None,
@@ -59,8 +60,6 @@ def import_(
     output: Annotated[Format, typer.Option("--format", help="How to print the summary.")] = Format.TEXT,
 ) -> None:
     """Read profiler traces, execution traces, benchmark logs and workloads into one trace table."""
-    from traces.formats import import_to
-
     if out is not None:
         if Path(out).suffix not in (".parquet", ".csv"):
             raise TraceError(f"--out must end in .parquet or .csv, got {out!r}")
@@ -90,8 +89,6 @@ _LOG_COLUMNS = (
 
 def _csv(summary: dict[str, Any]) -> str:
     """A line per rank; for benchmarks, which have no ranks, a line per collective and world size."""
-    import pandas as pd
-
     logs = summary.get("collective_logs", [])
     rows, columns = (summary["ranks"], _RANK_COLUMNS) if summary["ranks"] or not logs else (logs, _LOG_COLUMNS)
     chosen = [{name: row.get(name) for name in columns} for row in rows]
@@ -135,7 +132,6 @@ def _rank_line(rank: dict[str, Any]) -> str:
     )
 
 
-@app.command("export")
 def export(
     table: Annotated[str, typer.Argument(metavar="TABLE", help="A trace table, .parquet or .csv.")],
     out: Annotated[str, typer.Option("--out", "-o", help="File to write; a folder for one file per rank.")],
@@ -143,8 +139,6 @@ def export(
     ranks: Annotated[str | None, typer.Option(help="Ranks to write, e.g. 0,1,8-15; all by default.")] = None,
 ) -> None:
     """Write a trace table for the tools that people have: HTA and Chrome, Chakra and ASTRA-sim, Perfetto."""
-    from traces.table import read_table, write_table
-
     trace = read_table(table)
     frame = trace.frame
     if ranks is not None:
@@ -152,27 +146,19 @@ def export(
         if frame.empty:
             raise TraceError(f"{table}: holds none of the ranks {ranks}")
     if to in (ExportFormat.CSV, ExportFormat.PARQUET):
-        from dataclasses import replace
-
         if Path(out).suffix != f".{to.value}":
             raise TraceError(f"--out must end in .{to.value}, got {out!r}")
         output_dir(Path(out).parent)
         write_table(replace(trace, frame=frame), out)
         return
     if to is ExportFormat.PERFETTO:
-        from traces.formats import write_perfetto
-
         output_dir(Path(out).parent)
         write_perfetto(frame, out)
         return
     output_dir(Path(out))
     if to is ExportFormat.KINETO:
-        from traces.formats import write_kineto
-
         written, warnings = write_kineto(frame, out), list[str]()
     else:
-        from traces.formats import write_chakra
-
         written, warnings = write_chakra(frame, out)
     for warning in warnings:
         typer.echo(f"warning: {warning}", err=True)

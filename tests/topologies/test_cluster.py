@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from nestpipe.base.errors import TopologyError
-from nestpipe.cli.topology import app
+from nestpipe.cli import app
 from tests.paths import ROOT
 from tests.topologies.catalogue import text_of
 from topologies.cluster import TierKind, load_cluster, names, parse_cluster
@@ -75,16 +75,16 @@ def test_a_wrong_description_is_refused_with_the_path_and_the_way_out(old: str, 
 
 
 def test_list_and_show(tmp_path: Path) -> None:
-    run = CliRunner().invoke(app, ["list", "--format", "json"])
+    run = CliRunner().invoke(app, ["topology", "list", "--format", "json"])
     assert {row["name"] for row in json.loads(run.stdout)["topologies"]} == EXPECTED
     picture = tmp_path / "out" / "cluster.svg"
-    run = CliRunner().invoke(app, ["show", "ascend_910b", "--world-size", "64", "--plot", str(picture)])
+    run = CliRunner().invoke(app, ["topology", "show", "ascend_910b", "--world-size", "64", "--plot", str(picture)])
     assert run.exit_code == 0, run.output
     assert "64 ranks (Ascend 910B (64 GB)) on 8 hosts" in run.stdout
     assert "numbers are assumed" in run.stdout
     assert picture.read_bytes().startswith(b"<?xml")
     facts = json.loads(
-        CliRunner().invoke(app, ["show", "gb200_nvl72", "--group", "nvlink=64", "--format", "json"]).stdout
+        CliRunner().invoke(app, ["topology", "show", "gb200_nvl72", "--group", "nvlink=64", "--format", "json"]).stdout
     )
     assert facts["tiers"][0]["ranks_per_group"] == 64
     assert all(row["source"] for row in facts["numbers"])
@@ -113,10 +113,10 @@ def test_the_example_of_the_documentation_is_a_cluster() -> None:
 
 def test_measured_prints_residuals_and_the_share_reached(shared_data: Path) -> None:
     log = shared_data / "real" / "collectives" / "nccl_a100x8_alltoall.log"
-    run = CliRunner().invoke(app, ["measured", str(log), "--topology", "dgx_a100", "--format", "json"])
+    run = CliRunner().invoke(app, ["topology", "measured", str(log), "--topology", "dgx_a100", "--format", "json"])
     assert run.exit_code == 0, run.output
     first = json.loads(run.stdout)["curves"][0]
     assert (first["collective"], first["world_size"], first["num_sizes"]) == ("all_to_all", 8, 29)
     assert first["residual_median"] < 0.02
     assert 0.5 < first["reached"] < 1
-    assert "29" in CliRunner().invoke(app, ["measured", str(log), "--topology", "dgx_a100"]).stdout
+    assert "29" in CliRunner().invoke(app, ["topology", "measured", str(log), "--topology", "dgx_a100"]).stdout

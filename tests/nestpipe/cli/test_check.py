@@ -13,7 +13,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from nestpipe.base.errors import ScheduleError
-from nestpipe.cli import schedule
+from nestpipe.cli import app
 from nestpipe.cli.check import check
 from nestpipe.ir import show, unroll
 from nestpipe.schedules import load, names
@@ -119,7 +119,7 @@ def test_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_catalogue_is_a_table_as_csv() -> None:
-    result = CliRunner().invoke(schedule.app, ["list", "--format", "csv"])
+    result = CliRunner().invoke(app, ["schedule", "list", "--format", "csv"])
     rows = list(csv.DictReader(result.stdout.splitlines()))
     assert [row["name"] for row in rows] == list(names())
     assert all(row["description"] for row in rows)

@@ -35,6 +35,9 @@ SIMULATE = "simulate --schedule nestpipe --world-size 1536 --steps 8"
 
 COMMANDS = {
     "welcome": "",
+    "help": "-h",
+    "help_trace": "trace --help",
+    "help_topology_show": "topology show -h",
     "schedule_list": "schedule list",
     "schedule_list_json": "schedule list --format json",
     "schedule_list_csv": "schedule list --format csv",
@@ -117,6 +120,7 @@ def inside(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     """Runs in that folder, with a trace table and two runs in it."""
     monkeypatch.chdir(folder)
     monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("TERMINAL_WIDTH", "100")
     if not (folder / "b").exists():
         for words in (
             "trace import traces --out t.csv",

@@ -6,7 +6,8 @@ import pytest
 from typer.testing import CliRunner
 
 from nestpipe.base.errors import CaseError
-from nestpipe.cli.testbed import app, rates_of
+from nestpipe.cli import app
+from nestpipe.cli.testbed import rates_of
 from tests.executor.testbed.common import MBIT, of_this_process
 
 
@@ -20,9 +21,10 @@ def test_one_rate_stands_for_all_ranks_and_a_wrong_number_of_rates_is_an_error()
 @pytest.mark.usefixtures("testbed_allowed")
 def test_run_prints_rank_0_and_exits_1_when_a_rank_fails() -> None:
     runner = CliRunner()
-    good = runner.invoke(app, ["run", "--world-size", "2", "--", "sh", "-c", "echo rank $RANK of $WORLD_SIZE"])
+    words = ["testbed", "run", "--world-size", "2", "--", "sh", "-c"]
+    good = runner.invoke(app, [*words, "echo rank $RANK of $WORLD_SIZE"])
     assert (good.exit_code, good.stdout) == (0, "rank 0 of 2\n")
-    bad = runner.invoke(app, ["run", "--world-size", "2", "--", "sh", "-c", "exit $RANK"])
+    bad = runner.invoke(app, [*words, "exit $RANK"])
     assert bad.exit_code == 1
     assert "rank 1: 1" in bad.output
     assert not of_this_process()

@@ -8,15 +8,14 @@ import pytest
 from typer.testing import CliRunner
 
 from nestpipe.base.errors import TopologyError
-from nestpipe.cli import app as main_app
-from nestpipe.cli.topology import app
+from nestpipe.cli import app
 from tests.topologies.catalogue import text_of
 from topologies.fabric import Fabric
 from topologies.imports.load import import_topology, load_topology
 
 
 def test_an_unknown_like_is_an_error_with_a_way_out() -> None:
-    run = CliRunner().invoke(app, ["show", "torus2d", "--like", "dgx_h10"])
+    run = CliRunner().invoke(app, ["topology", "show", "torus2d", "--like", "dgx_h10"])
     assert isinstance(run.exception, TopologyError)
     assert "did you mean 'dgx_h100'" in str(run.exception)
 
@@ -51,7 +50,7 @@ def test_a_run_takes_another_tools_file_and_a_description_of_our_own_without_its
     path = tmp_path / "net.yml"
     path.write_text("topology: [Switch]\nnpus_count: [8]\nbandwidth: [100.0]\nlatency: [500]\n", encoding="utf-8")
     assert load_topology(str(path)) == import_topology(path)
-    run = CliRunner().invoke(main_app, ["simulate", "--schedule", "sync", "--model", "dlrm", "--topology", str(path)])
+    run = CliRunner().invoke(app, ["simulate", "--schedule", "sync", "--model", "dlrm", "--topology", str(path)])
     assert run.exit_code == 0, run.output
     assert "dim0 up 0" in run.output
     path.write_text(text_of("dgx_h100").partition("\n")[2], encoding="utf-8")

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from nestpipe.base.errors import TraceError
-from nestpipe.cli.trace import app
+from nestpipe.cli import app
 from tests.traces.formats.samples import timeline
 from traces.formats.export_kineto import write_kineto
 from traces.formats.export_perfetto import write_perfetto
@@ -28,7 +28,7 @@ def test_a_table_without_times_is_refused(tmp_path: Path, writer: Any) -> None:
 def test_command_line_writes_every_format(tmp_path: Path, form: str) -> None:
     table, out = tmp_path / "t.parquet", tmp_path / f"out.{form}"
     write_table(make_table(timeline(3, 2).assign(source="simulated: x")), table)
-    result = CliRunner().invoke(app, ["export", str(table), "--to", form, "-o", str(out), "--ranks", "0,2"])
+    result = CliRunner().invoke(app, ["trace", "export", str(table), "--to", form, "-o", str(out), "--ranks", "0,2"])
     assert result.exit_code == 0, result.output
     assert out.exists()
     if form in ("kineto", "chakra", "csv", "parquet"):
@@ -42,5 +42,7 @@ def test_ranks_that_the_table_lacks_are_refused(tmp_path: Path) -> None:
     for ranks, message in (("7", "holds none of the ranks 7"), ("1-x", "must list whole numbers")):
         with pytest.raises(TraceError, match=message):
             CliRunner().invoke(
-                app, ["export", str(table), "-o", str(tmp_path / "o"), "--ranks", ranks], catch_exceptions=False
+                app,
+                ["trace", "export", str(table), "-o", str(tmp_path / "o"), "--ranks", ranks],
+                catch_exceptions=False,
             )

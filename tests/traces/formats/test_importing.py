@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from nestpipe.base.errors import TraceError
-from nestpipe.cli.trace import app
+from nestpipe.cli import app
 from tests.traces.formats.samples import NCCL_TEXT, launched, load, rank_of, torchrec_step, trace, write
 from traces.formats.importing import import_traces
 from traces.formats.reading import rank_in_name
@@ -61,7 +61,7 @@ def test_a_folder_leaves_out_what_is_no_trace_and_says_so(tmp_path: Path) -> Non
 
 def test_command_line_writes_the_table_and_prints_the_summary(tmp_path: Path) -> None:
     path, out = write(tmp_path / "t.json", torchrec_step()), tmp_path / "t.parquet"
-    result = CliRunner().invoke(app, ["import", str(path), "--out", str(out), "--format", "json"])
+    result = CliRunner().invoke(app, ["trace", "import", str(path), "--out", str(out), "--format", "json"])
     assert result.exit_code == 0, result.output
     summary = json.loads(result.stdout)
     assert summary["ranks"][0]["collectives"]["all_to_all"]["bytes"] == 8512
@@ -69,21 +69,21 @@ def test_command_line_writes_the_table_and_prints_the_summary(tmp_path: Path) ->
     assert len(table.frame) == summary["num_rows"] == 9
     assert [file.format for file in table.files] == ["kineto"]
     for form, expected in (("text", "classified 100.0 %"), ("csv", "rank,world_size,num_steps")):
-        result = CliRunner().invoke(app, ["import", str(path), "--format", form])
+        result = CliRunner().invoke(app, ["trace", "import", str(path), "--format", form])
         assert result.exit_code == 0
         assert expected in result.stdout
 
 
 def test_csv_of_a_benchmark_has_a_line_per_collective(tmp_path: Path) -> None:
     (tmp_path / "x.log").write_text(NCCL_TEXT, encoding="utf-8")
-    result = CliRunner().invoke(app, ["import", str(tmp_path / "x.log"), "--format", "csv"])
+    result = CliRunner().invoke(app, ["trace", "import", str(tmp_path / "x.log"), "--format", "csv"])
     assert result.stdout.splitlines()[0].startswith("file,collective,world_size")
     assert ",all_to_all,2,float,2,1024,134217728,20.5,33.56," in result.stdout
 
 
 def test_an_imported_table_can_be_imported_again(tmp_path: Path) -> None:
     path, out = write(tmp_path / "t.json", torchrec_step()), tmp_path / "t.csv"
-    CliRunner().invoke(app, ["import", str(path), "--out", str(out)])
+    CliRunner().invoke(app, ["trace", "import", str(path), "--out", str(out)])
     again = import_traces([out])
     assert again.table.frame.equals(import_traces([path]).table.frame)
     assert again.summary["tables"][0]["kinds"]["forward"] == {"count": 1, "us": 100}
