@@ -37,7 +37,7 @@ app = typer.Typer(
     help="Predict, explain and validate nested pipelining of large recommendation-model training.",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["--help", "-h"]},
 )
 
 
