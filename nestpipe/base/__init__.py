@@ -24,6 +24,7 @@ from nestpipe.base.errors import (
 )
 from nestpipe.base.files import atomic_file, atomic_folder, output_dir, replace_folder, write_text
 from nestpipe.base.provenance import ORIGINS, STATUSES, shares_by_origin
+from nestpipe.base.refine import Edges, equal_rows, refine
 from nestpipe.base.units import (
     BITS_PER_BYTE,
     GIB,
@@ -58,6 +59,7 @@ __all__ = [
     "Config",
     "Count",
     "DeadlockError",
+    "Edges",
     "ExecutorError",
     "NestPipeError",
     "NotNegative",
@@ -70,6 +72,7 @@ __all__ = [
     "atomic_folder",
     "bytes_text",
     "decode",
+    "equal_rows",
     "explain",
     "ms_to_ns",
     "ns_to_ms",
@@ -79,6 +82,7 @@ __all__ = [
     "parse_bytes",
     "parse_yaml",
     "read_yaml",
+    "refine",
     "replace_folder",
     "s_to_ns",
     "shares_by_origin",

@@ -1,10 +1,8 @@
 """Which ranks are alike: the classes of ranks that one representative each can stand for.
 
-Ranks start with a colour for what they are (their costs); two ranks stay alike only if the groups they take part in are
-made of the same colours. Refining until nothing changes gives the coarsest equitable partition, for which the folded
-run equals the unfolded one: every member of a class sees the same peers, hence the same times.
-
-Source: colour refinement (1-dimensional Weisfeiler-Leman) on the hypergraph of communicator groups.
+Ranks start with a colour for what they are (their costs) and are refined by the groups they take part in
+(`nestpipe.base.refine`), so the folded run equals the unfolded one: every member of a class sees the same peers, hence
+the same times.
 """
 
 from __future__ import annotations
@@ -16,12 +14,14 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nestpipe.base import TopologyError
+from nestpipe.base import Edges, TopologyError, equal_rows, refine
 from nestpipe.ir import GROUPS, RANKS_MAX, Resource, group_of, group_ranks
 
 __all__ = ["Actors", "World", "fold", "unfolded"]
 
 Int64: TypeAlias = npt.NDArray[np.int64]
+
+_RANK = "rank"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,22 +96,20 @@ def fold(
         partitions: further ways in which ranks share something, by name: int64 (world_size,), the number of each rank's
             part, for example its host.
     """
-    colour = np.zeros(world.world_size, dtype=np.int64) if colours is None else _dense(colours)
     group_of = _groups(world, resources, partitions)
-    while True:
-        groups = {name: _group_colours(number, colour) for name, number in group_of.items()}
-        refined = _dense(np.stack([colour, *groups.values()]))
-        if refined.max() == colour.max():
-            break
-        colour = refined
-    _, first, weights = np.unique(colour, return_index=True, return_counts=True)
-    order = np.argsort(first, kind="stable")
-    ranks = first[order].astype(np.int64)
-    together = {name: _dense(np.stack([group_of[name], colour])) for name in partitions or {}}
+    found = refine(
+        {_RANK: np.zeros(world.world_size, dtype=np.int64) if colours is None else np.asarray(colours)}
+        | {name: np.zeros(int(number.max()) + 1, dtype=np.int64) for name, number in group_of.items()},
+        [Edges(_RANK, name, number[:, None]) for name, number in group_of.items()],
+    )
+    assert found is not None
+    colour = found[_RANK]
+    ranks = np.unique(colour, return_index=True)[1].astype(np.int64)
+    together = {name: equal_rows(group_of[name], colour) for name in partitions or {}}
     return Actors(
         ranks=ranks,
-        weights=weights[order].astype(np.int64),
-        groups={name: number[ranks] for name, number in groups.items()},
+        weights=np.bincount(colour).astype(np.int64),
+        groups={name: found[name][number[ranks]] for name, number in group_of.items()},
         alike={name: np.bincount(number)[number][ranks] for name, number in together.items()},
         world=world,
     )
@@ -131,22 +129,4 @@ def unfolded(world: World, resources: frozenset[Resource], partitions: Mapping[s
 
 def _groups(world: World, resources: frozenset[Resource], partitions: Mapping[str, Int64] | None) -> dict[str, Int64]:
     found: dict[str, Int64] = {resource.value: world.group_of(resource) for resource in sorted(resources & GROUPS)}
-    return found | {name: _dense(np.asarray(number, dtype=np.int64)) for name, number in (partitions or {}).items()}
-
-
-def _dense(values: Int64) -> Int64:
-    """Equal columns (or entries) get equal numbers from 0."""
-    if values.ndim == 1:
-        return np.unique(values, return_inverse=True)[1].reshape(-1).astype(np.int64)
-    return np.unique(values, axis=1, return_inverse=True)[1].reshape(-1).astype(np.int64)
-
-
-def _group_colours(group: Int64, colour: Int64) -> Int64:
-    """For each rank a number for the multiset of colours in its group."""
-    order = np.lexsort((colour, group))
-    sizes = np.bincount(group)
-    members = np.full((len(sizes), int(sizes.max())), -1, dtype=np.int64)
-    place = np.arange(len(group)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    members[group[order], place] = colour[order]
-    kinds = np.unique(members, axis=0, return_inverse=True)[1].reshape(-1)
-    return kinds[group].astype(np.int64)
+    return found | {name: equal_rows(np.asarray(number, dtype=np.int64)) for name, number in (partitions or {}).items()}

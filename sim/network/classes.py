@@ -13,9 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 
-from nestpipe.base import TopologyError, s_to_ns
+from nestpipe.base import Edges, TopologyError, equal_rows, refine, s_to_ns
 from sim.network.problem import Floats, Ints
 from sim.network.solve import flow_problem, run_rows
 from topologies.cluster import TierKind
@@ -84,14 +83,6 @@ class Transfer:
         return max(self.loads, key=lambda load: load.busy_s, default=None)
 
 
-def _codes(*columns: np.ndarray) -> Ints:
-    codes = np.zeros(len(columns[0]), dtype=np.int64)
-    for column in columns:
-        more, uniques = pd.factorize(column)
-        codes, _ = pd.factorize(codes * max(len(uniques), 1) + more)
-    return codes.astype(np.int64)
-
-
 def _steps(values: Floats, most: int) -> Floats:
     """Values in at most `most` logarithmic steps, each at its mean, the greatest alone on its step."""
     distinct = np.unique(values)
@@ -113,32 +104,20 @@ class _Layout:
         self.lower: list[Ints | None] = []
         for number, layer in enumerate(fabric.layers):
             at = layer.switch if layer.tier.kind is TierKind.RAIL else layer.group
-            self.joined.append(_codes(at[ranks], traffic.label))
+            self.joined.append(equal_rows(at[ranks], traffic.label))
             trunk = layer.tier.kind is TierKind.TRUNK
-            self.lower.append(_codes(fabric.layers[number - 1].switch[ranks]) if trunk else None)
+            self.lower.append(equal_rows(fabric.layers[number - 1].switch[ranks]) if trunk else None)
 
     def classes(self, traffic: PairTraffic) -> Ints | None:
         """Coarsest classes of ranks with equal traffic and equal surroundings; None if there are too many."""
-        colour = _codes(traffic.send, traffic.recv)
-        while True:
-            count = int(colour.max()) + 1
-            if count > _MAX_CLASSES:
-                return None
-            around = [traffic.label, *self.joined, *(low for low in self.lower if low is not None)]
-            finer = _codes(colour, *(_composition(colour, count, part)[part] for part in around))
-            if int(finer.max()) + 1 == count:
-                return finer
-            colour = finer
-
-
-def _composition(colour: Ints, count: int, part: Ints) -> Ints:
-    """For every part, a number that tells apart how many of each colour it has."""
-    parts = int(part.max()) + 1
-    table = np.bincount(part * count + colour, minlength=parts * count).reshape(parts, count)
-    weights = np.random.default_rng(count).integers(1, 1 << 62, count, dtype=np.int64)
-    with np.errstate(over="ignore"):
-        mixed: Ints = (table * weights).sum(axis=1)
-    return mixed
+        parts = [traffic.label, *self.joined, *(low for low in self.lower if low is not None)]
+        found = refine(
+            {"rank": equal_rows(traffic.send, traffic.recv)}
+            | {str(n): np.zeros(int(part.max()) + 1, dtype=np.int64) for n, part in enumerate(parts)},
+            [Edges("rank", str(n), part[:, None]) for n, part in enumerate(parts)],
+            most={"rank": _MAX_CLASSES},
+        )
+        return None if found is None else found["rank"]
 
 
 def transfer(fabric: Fabric, traffic: PairTraffic) -> Transfer:
@@ -155,7 +134,7 @@ def transfer(fabric: Fabric, traffic: PairTraffic) -> Transfer:
     if colour is None:
         both = len(np.unique(traffic.send)) > 1 and len(np.unique(traffic.recv)) > 1
         most = _STEPS_OF_TWO if both else _STEPS_OF_ONE
-        colour = _codes(_steps(traffic.send, most), _steps(traffic.recv, most))
+        colour = equal_rows(_steps(traffic.send, most), _steps(traffic.recv, most))
     return _Classes(layout, traffic, colour).solve(quantised)
 
 
