@@ -18,7 +18,8 @@ def test_rows_are_numbered_in_order_of_appearance() -> None:
 def test_a_path_is_refined_from_its_ends() -> None:
     follows = np.array([1, 2, 3, 4, -1])
     found = refine({"item": np.zeros(5, dtype=np.int64)}, [Edges("item", "item", follows[:, None])])
-    assert found is not None and found["item"].tolist() == [0, 1, 2, 3, 4]
+    assert found is not None
+    assert found["item"].tolist() == [0, 1, 2, 3, 4]
 
 
 def test_groups_of_equal_members_are_alike_and_one_odd_member_tells_its_group() -> None:
