@@ -10,13 +10,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
 from nestpipe.base import NS_PER_S, TopologyError
 from topologies.cluster import Cluster, Tier, TierKind
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 __all__ = ["Fabric"]
 
@@ -258,6 +261,8 @@ class Fabric:
 
     def graph(self) -> nx.DiGraph[str]:
         """Ranks, hosts and switches as nodes; links with `bandwidth_bytes_per_s`, `latency_ns`, `tier` as edges."""
+        import networkx as nx
+
         if self.world_size > MAX_GRAPH_RANKS:
             raise TopologyError(f"a graph of {self.world_size:,} ranks is too large; draw up to {MAX_GRAPH_RANKS:,}")
         graph: nx.DiGraph[str] = nx.DiGraph(name=self.cluster.name, world_size=self.world_size)

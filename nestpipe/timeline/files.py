@@ -6,16 +6,17 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa  # type: ignore[import-untyped]
-import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from nestpipe.base import TraceError, atomic_file, unknown_name
 from nestpipe.ir import OpKind
 from nestpipe.timeline.timeline import COLUMNS, Timeline, from_frame
+
+if TYPE_CHECKING:
+    import pyarrow as pa  # type: ignore[import-untyped]
 
 __all__ = ["read_timeline", "write_timeline"]
 
@@ -32,6 +33,9 @@ def write_timeline(timeline: Timeline, path: str | os.PathLike[str], *, option: 
     Raises:
         TraceError: if the file cannot be written; names `option` as the way out.
     """
+    import pyarrow as pa  # type: ignore[import-untyped]
+    import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
     frame = timeline.frame()
     places = np.searchsorted(np.sort(timeline.ranks), frame["rank"].to_numpy())
     frame[_WEIGHT] = timeline.weights[np.argsort(timeline.ranks, kind="stable")][places]
@@ -49,6 +53,9 @@ def read_timeline(path: str | os.PathLike[str]) -> Timeline:
     Raises:
         TraceError: if the file cannot be read or a column is missing or of the wrong type; names file and column.
     """
+    import pyarrow as pa  # type: ignore[import-untyped]
+    import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
     path = Path(path)
     try:
         table = pq.read_table(path)
@@ -70,6 +77,8 @@ def read_timeline(path: str | os.PathLike[str]) -> Timeline:
 
 
 def _frame(table: pa.Table, path: Path) -> pd.DataFrame:
+    import pyarrow as pa  # type: ignore[import-untyped]
+
     missing = [name for name in _NEEDED if name not in table.column_names]
     if missing:
         raise TraceError(f"{path}: missing column {', '.join(missing)}; expected {', '.join(COLUMNS)}")
@@ -95,6 +104,8 @@ def _frame(table: pa.Table, path: Path) -> pd.DataFrame:
 
 def _whole(column: pa.ChunkedArray, name: str, path: Path) -> pa.ChunkedArray:
     """The column as int64. Tools without nullable integers store those with empty cells as floats; these are taken."""
+    import pyarrow as pa  # type: ignore[import-untyped]
+
     nullable = name in _NULLABLE
     if not (pa.types.is_integer(column.type) or (nullable and _is_nullable_number(column.type))):
         raise TraceError(f"{path}: column {name} must hold whole numbers, got {column.type}")
@@ -107,6 +118,8 @@ def _whole(column: pa.ChunkedArray, name: str, path: Path) -> pa.ChunkedArray:
 
 
 def _is_nullable_number(kind: pa.DataType) -> bool:
+    import pyarrow as pa  # type: ignore[import-untyped]
+
     return bool(pa.types.is_null(kind) or pa.types.is_floating(kind))
 
 

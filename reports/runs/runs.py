@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-import pyarrow as pa  # type: ignore[import-untyped]
-import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from nestpipe.base import TraceError, atomic_folder
 from nestpipe.timeline import Timeline, from_frame, read_timeline, write_timeline
@@ -110,6 +108,9 @@ def read_side(path: str | os.PathLike[str]) -> tuple[str, Timeline]:
 
 def _is_trace(path: Path) -> bool:
     """Whether a Parquet file is a trace table, which has its own metadata."""
+    import pyarrow as pa  # type: ignore[import-untyped]
+    import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
     with contextlib.suppress(OSError, pa.ArrowException):
         return METADATA_KEY in (pq.read_schema(path).metadata or {})
     return False

@@ -17,7 +17,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from scipy.interpolate import PchipInterpolator
 
 from nestpipe.base import TraceError
 from sim.network.problem import Floats
@@ -121,6 +120,8 @@ class Curve:
 
 
 def _between(sizes: Floats, times: Floats, size: float) -> float:
+    from scipy.interpolate import PchipInterpolator
+
     times = np.minimum.accumulate(times[::-1])[::-1]  # no longer than any larger message
     return float(np.exp(PchipInterpolator(np.log(sizes), np.log(times))(np.log(size))))
 

@@ -17,7 +17,6 @@ Source: progressive filling, Bertsekas and Gallager, *Data Networks*, 2nd ed. 19
 from __future__ import annotations
 
 import numpy as np
-from scipy.linalg.blas import dtrsv
 
 from sim.network.problem import Floats, Ints
 
@@ -81,6 +80,8 @@ def _forward(holds: Floats, order: Ints, right: Floats) -> Floats:
 
     In blocks: what is gathered stays in the cache, and BLAS starts no threads, which would cost more than they give.
     """
+    from scipy.linalg.blas import dtrsv
+
     found = np.empty(len(right))
     for start in range(0, len(right), _BLOCK):
         end = min(start + _BLOCK, len(right))

@@ -12,8 +12,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import IO, Any
 
-import pyarrow as pa  # type: ignore[import-untyped]
-
 from nestpipe.base import TraceError
 
 __all__ = ["KeyFileLayout", "KeyFormat", "check_indices", "detect_layout", "is_index", "open_key_file", "readable"]
@@ -194,6 +192,8 @@ class readable:  # noqa: N801 - read as a verb where it is used
         return None
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        import pyarrow as pa  # type: ignore[import-untyped]
+
         if isinstance(error, UnicodeDecodeError):
             raise TraceError(f"{self._path}: not a key file: expected UTF-8 text, got binary data") from None
         if isinstance(error, EOFError | zlib.error | gzip.BadGzipFile):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import sparse
-from scipy.sparse.csgraph import connected_components
 
 from nestpipe.base import split_evenly
 from traces.keys.stream import offsets_of
+
+if TYPE_CHECKING:
+    from scipy import sparse
 
 __all__ = ["Nets", "Stack", "leaders", "merge"]
 
@@ -36,6 +38,8 @@ class Nets:
 
     @classmethod
     def of(cls, size: Int, sample: NDArray[np.int32], num_samples: int) -> Nets:
+        from scipy import sparse
+
         start = offsets_of(size).astype(np.int32)
         ones = np.ones(len(sample), dtype=np.float32)
         by_key = sparse.csr_matrix((ones, sample, start), shape=(len(size), num_samples))
@@ -93,6 +97,9 @@ class Stack:
 
 def leaders(nets: Nets, merge_net: int, merged_size: int) -> Int:
     """For each sample the first of the samples that it is merged with, itself where it is not."""
+    from scipy import sparse
+    from scipy.sparse.csgraph import connected_components
+
     num_samples = nets.by_key.shape[1]
     own = np.arange(num_samples, dtype=np.int64)
     rare = nets.size <= merge_net

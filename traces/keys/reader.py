@@ -12,17 +12,17 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa  # type: ignore[import-untyped]
-import pyarrow.compute as pc  # type: ignore[import-untyped]
-import pyarrow.csv as pcsv  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from nestpipe.base import TraceError, unknown_name
 from traces.keys.layout import KeyFileLayout, KeyFormat, check_indices, detect_layout, is_index, open_key_file, readable
 from traces.keys.stream import KeyStream, join_streams, offsets_of, text_key
+
+if TYPE_CHECKING:
+    import pyarrow as pa  # type: ignore[import-untyped]
 
 __all__ = ["KeyFileLayout", "KeyFormat", "detect_layout", "read_keys"]
 
@@ -97,6 +97,9 @@ def _iter_parts(
 def _table_parts(
     path: Path, layout: KeyFileLayout, names: tuple[str, ...], order_by: str | None
 ) -> Iterator[tuple[KeyStream, NDArray[np.float64]]]:
+    import pyarrow as pa  # type: ignore[import-untyped]
+    import pyarrow.csv as pcsv  # type: ignore[import-untyped]
+
     text = pa.string()
     read = [*names, *([order_by] if order_by is not None and order_by not in names else [])]
     with readable(path), open_key_file(path) as raw:
@@ -121,6 +124,9 @@ def _table_parts(
 
 
 def _numbers(path: Path, cells: pa.StringArray, column: str) -> NDArray[np.float64]:
+    import pyarrow as pa  # type: ignore[import-untyped]
+    import pyarrow.compute as pc  # type: ignore[import-untyped]
+
     try:
         numbers: NDArray[np.float64] = pc.cast(pc.utf8_trim_whitespace(cells), pa.float64()).to_numpy(
             zero_copy_only=False
@@ -140,6 +146,9 @@ def _from_columns(path: Path, names: tuple[str, ...], cells: list[pa.StringArray
 
 def _cell_keys(cells: pa.StringArray) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
     """Key and presence of each cell, by the rule in the module's docstring; distinct cells are converted once."""
+    import pyarrow as pa  # type: ignore[import-untyped]
+    import pyarrow.compute as pc  # type: ignore[import-untyped]
+
     encoded = pc.dictionary_encode(pc.utf8_trim_whitespace(cells))
     texts = encoded.dictionary
     plain = pc.match_substring_regex(texts, r"^(0|[1-9][0-9]{0,18})$")

@@ -13,9 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
-import pyarrow as pa  # type: ignore[import-untyped]
 from numpy.typing import NDArray
-from scipy.optimize import brentq
 
 from nestpipe.base import TraceError
 from traces.keys.stream import KeyStream, offsets_of
@@ -297,6 +295,8 @@ def _numbered(bounds: NDArray[np.int64], start: int, stop: int) -> NDArray[np.in
 
 def dense_codes(stream: KeyStream) -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
     """The distinct row keys of a stream in order, and for each lookup the index of its key among them."""
+    import pyarrow as pa  # type: ignore[import-untyped]
+
     encoded = pa.array(stream.row_keys()).dictionary_encode()
     keys = encoded.dictionary.to_numpy()
     order = np.argsort(keys)
@@ -353,6 +353,8 @@ def _zipf_least_squares(frequency: NDArray[np.int64]) -> tuple[float | None, int
 
 def _zipf_maximum_likelihood(frequency: NDArray[np.int64]) -> float | None:
     """Solves sum(f ln r) / sum(f) = sum(ln r r^-s) / sum(r^-s), whose right side falls with s."""
+    from scipy.optimize import brentq
+
     if len(frequency) < 2:
         return None
     log_rank = np.log(np.arange(1, len(frequency) + 1))

@@ -24,7 +24,6 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from scipy.optimize import nnls
 
 from nestpipe.base import TraceError, unknown_name
 from nestpipe.ir import COLLECTIVES, OpKind
@@ -295,6 +294,8 @@ def _relative_nnls(
     columns: npt.NDArray[np.float64], times: npt.NDArray[np.float64], known: npt.NDArray[np.float64]
 ) -> npt.NDArray[np.float64]:
     """Coefficients >= 0 of `columns` that, with what is `known`, minimise the relative squared errors of `times`."""
+    from scipy.optimize import nnls
+
     weights = 1.0 / np.maximum(times, 1.0)
     scale = np.maximum(columns.max(axis=0), 1e-12)
     solved, _ = nnls(columns / scale * weights[:, None], (times - known) * weights)

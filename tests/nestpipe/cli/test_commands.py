@@ -38,3 +38,20 @@ def test_lists_of_commands_are_not_cut(words: list[str]) -> None:
     lines = [entry.help for names, entry in _entries() if list(names[:-1]) == words]
     assert lines
     assert all(line in text for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("words", "unneeded"),
+    [
+        (["schedule", "check", "nestpipe"], ["pandas", "pyarrow", "numpy", "scipy", "networkx", "matplotlib", "torch"]),
+        (["simulate", "--schedule", "nestpipe", "--world-size", "1536"], ["scipy", "networkx", "matplotlib", "torch"]),
+    ],
+)
+def test_a_command_does_not_import_what_it_does_not_need(words: list[str], unneeded: list[str]) -> None:
+    code = (
+        f"import sys, nestpipe.cli; sys.argv = {['nestpipe', *words]!r}\n"
+        "try: nestpipe.cli.main()\n"
+        f"finally: print(*sorted(set(sys.modules) & set({unneeded!r})), file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.strip()) == (0, "")
