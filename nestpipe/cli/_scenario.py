@@ -136,7 +136,7 @@ def dry_run(grid: Grid, output: Format, *, workers: int, dask: str | None, where
     lines.append("")
     lines.append(
         f"Measured on {found.sampled} of them: {1000 * found.point_s:.1f} ms each on one core"
-        + (f", {found.invalid} of the sample cannot be" if found.invalid else "")
+        + (f", {found.invalid} of the sample invalid" if found.invalid else "")
     )
     on = f"the workers of {dask}" if dask else f"{workers} worker{'s' if workers > 1 else ''}"
     lines.append(f"Takes about {_duration(seconds)} on {on if not dask else f'each worker of {dask}'}")

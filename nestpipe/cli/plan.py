@@ -106,7 +106,7 @@ def _text(grid: Grid, found: Plan, cannot: Mapping[str, int]) -> list[str]:
         best, other = float(found.best[found.metric]), float(found.runner_up[found.metric])
         worse = f"{100 * abs(other / best - 1):.1f} % worse in" if best else f"{other:.4g} against 0 in"
         lines.append(f"Runner-up: {_words(grid, found.runner_up)}; {worse} {found.metric}")
-    lines += ["", "What cannot be:"] if cannot else []
+    lines += ["", "Invalid configurations:"] if cannot else []
     lines += [f"  {count:,} x {reason}" for reason, count in list(cannot.items())[:5]]
     for name, why in found.excluded.items():
         lines += ["", f"Cluster {name} is infeasible: {why.rpartition(chr(10))[0] or why}"]

@@ -86,7 +86,7 @@ def _text(grid: Grid, found: Scaling) -> list[str]:
         lines += [text(_wide(found.rows, metric, digits, factor), title=title + _how(grid)), ""]
     lines.append(f"Where efficiency falls below {100 * found.threshold:g} %, without jitter, and what limits it there:")
     for row in found.limits.to_dict("records"):
-        where = f"from {int(row['world_size']):,} workers" if row["world_size"] == row["world_size"] else "nowhere"
+        where = "nowhere" if pd.isna(row["world_size"]) else f"from {int(row['world_size']):,} workers"
         efficiency = row["scaling_efficiency"]
         if efficiency is None or efficiency != efficiency:
             lines.append(f"  {row['method']}: {where}")
@@ -95,7 +95,11 @@ def _text(grid: Grid, found: Scaling) -> list[str]:
         lines.append(f"  {row['method']}: {where} ({100 * efficiency:.1f} % at {int(row['looked_at']):,}{status})")
         lines.append(f"    critical cycle: {row['limit']}")
         lines.append(f"    busiest: {row['busiest']}, {100 * row['busiest_share']:.0f} % of the step")
-    return [*lines, *(["", "What cannot be:"] if found.missing else []), *(f"  {each}" for each in found.missing)]
+    return [
+        *lines,
+        *(["", "Invalid configurations:"] if found.missing else []),
+        *(f"  {each}" for each in found.missing),
+    ]
 
 
 def _how(grid: Grid) -> str:

@@ -126,7 +126,7 @@ def _text(grid: Grid, results: pd.DataFrame) -> list[str]:
     if metric not in ("step_ms", "qps", "scaling_efficiency", "world_size"):
         columns.append(Column(name=metric, digits=decimals(map(float, fine[metric].dropna()), 3, 4)))
     shown = [each for each in columns if fine[each.name].notna().any()]
-    words = f"{len(results):,} configurations, {len(results) - len(fine):,} of them cannot be; best by {metric}:"
+    words = f"{len(results):,} configurations, {len(results) - len(fine):,} of them invalid; best by {metric}:"
     lines = [text(fine.head(_SHOWN), shown, title=words)] if len(fine) else [words]
     reasons = results[results["status"] != "ok"]["reason"].value_counts()
     return lines + [f"  {count:,} x {reason}" for reason, count in reasons.head(5).items()]

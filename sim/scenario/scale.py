@@ -31,10 +31,11 @@ class Scaling:
         rows: long format, one row per method, world size and metric: value, low, high (5th and 95th percentile over
             seeds, None where nothing is random), published (None), status.
         limits: one row per method: the first world size whose efficiency lies below the threshold (None if there is
-            none up to `WORLD_SIZE_MAX`), efficiency there, critical cycle and busiest stream there.
+            none up to `WORLD_SIZE_MAX` or to the last valid size), efficiency there, critical cycle and busiest stream
+            there.
         base_world_size: what efficiency is relative to.
         threshold: efficiency, as a fraction of 1.
-        missing: for each point of a curve that cannot be, which and why.
+        missing: for each invalid point of a curve, which and why.
     """
 
     rows: pd.DataFrame
@@ -55,7 +56,7 @@ def scale(grid: Grid, *, threshold: float | None = None, progress: Callable[[str
         progress: told of each curve as it starts.
 
     Raises:
-        CaseError: if the scenario sweeps other keys, or no configuration can be.
+        CaseError: if the scenario sweeps other keys, or every configuration is invalid.
     """
     require_plain(grid)
     threshold = grid.scenario.efficiency_threshold if threshold is None else threshold
@@ -67,10 +68,12 @@ def scale(grid: Grid, *, threshold: float | None = None, progress: Callable[[str
     for name, cluster, variants in _methods(grid):
         progress(name)
         curve = [_best(evaluator, cluster, variants, size) for size in sorted({*grid.scenario.world_sizes, base})]
-        rows += [line for row in curve if row["status"] == "ok" for line in _lines(grid, name, row)]
-        limits.append({"method": name, "cluster": cluster, **_limit(evaluator, cluster, variants, threshold, base)})
-        if all(row["status"] != "ok" for row in curve):
+        fine = [row for row in curve if row["status"] == "ok"]
+        if not fine:
             raise CaseError(f"{name}: {curve[0]['reason']}")
+        rows += [line for row in fine for line in _lines(grid, name, row)]
+        start = next((row["world_size"] for row in fine if row["world_size"] >= base), fine[-1]["world_size"])
+        limits.append({"method": name, "cluster": cluster, **_limit(evaluator, cluster, variants, threshold, start)})
         absent = [row for row in curve if row["status"] != "ok"]
         missing += [f"{name} at {row['world_size']:,} workers: {row['reason']}" for row in absent]
     return Scaling(
@@ -164,11 +167,12 @@ def _status(grid: Grid, row: Row) -> str:
 
 
 def _limit(
-    evaluator: Evaluator, cluster: str, variants: tuple[Variant, ...], threshold: float, base: int
+    evaluator: Evaluator, cluster: str, variants: tuple[Variant, ...], threshold: float, start: int
 ) -> dict[str, Any]:
     """Where a curve falls below the threshold, by doubling and bisection on efficiencies without jitter.
 
-    World sizes are multiples of the domain, or of 8. Between two sizes the curve is taken to fall.
+    World sizes are multiples of the domain, or of 8. Between two sizes the curve is taken to fall; it ends before the
+    first size beyond `start`, doubled again and again, that is invalid.
     """
     plain = Evaluator(grid=evaluator.grid, max_seeds=0)
     unit = variants[0].domain_size or _UNIT
@@ -181,11 +185,11 @@ def _limit(
         row = at(size)
         return row is not None and row["scaling_efficiency"] < threshold
 
-    low = -(-base // unit)
+    low = -(-start // unit)
     high = low
     while not below(high * unit):
         low, high = high, high * 2
-        if high * unit > WORLD_SIZE_MAX:
+        if high * unit > WORLD_SIZE_MAX or at(high * unit) is None:
             last = at(low * unit)
             return {"world_size": None, **_reasons(last, low * unit)}
     while high - low > 1:

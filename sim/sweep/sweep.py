@@ -41,7 +41,7 @@ class Estimate:
         grid_size: configurations of the whole grid.
         sampled: how many were evaluated to measure.
         point_s: seconds per configuration on one core, mean of the sample.
-        invalid: how many of the sample cannot be.
+        invalid: how many of the sample are invalid.
         rungs: for each rung the number of configurations and of seeds.
     """
 

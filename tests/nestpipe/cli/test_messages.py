@@ -58,11 +58,11 @@ def test_small_prices_keep_four_digits(tmp_path: Path) -> None:
         assert any(number == pytest.approx(cost, rel=1e-3) for number in shown), text
 
 
-def test_plan_says_what_cannot_be(tmp_path: Path) -> None:
+def test_plan_says_which_configurations_are_invalid(tmp_path: Path) -> None:
     path = write(tmp_path, FAST)
     reason = "4096 micro-batches of 1024 samples per worker"
     assert json.loads(_run("plan", path, "--format", "json"))["cannot_be"] == {reason: 1}
-    assert f"What cannot be:\n  1 x {reason}\n" in _run("plan", path)
+    assert f"Invalid configurations:\n  1 x {reason}\n" in _run("plan", path)
 
 
 @pytest.mark.parametrize("value", ["90", "0", "-1", "nan", "inf"])
@@ -87,6 +87,14 @@ def test_where_a_curve_falls_is_extrapolated_beyond_the_fitted_sizes(tmp_path: P
     for name, row in limits.items():
         line = next(each for each in lines if each.startswith(f"  {name}: from"))
         assert line.endswith(", extrapolated)") is row["extrapolated"]
+
+
+def test_a_curve_that_never_falls_ends_at_its_last_valid_size(tmp_path: Path) -> None:
+    small = FAST.replace("dgx_h100", "laptop").replace("[16]", "[1, 2]").replace("[4, 4096]", "[4]")
+    path = write(tmp_path, small + "base_world_size: 1\nefficiency_threshold: 0.01\n")
+    limits = json.loads(_run("scale", path, "--format", "json"))["limits"]
+    assert [(row["world_size"], row["looked_at"]) for row in limits] == [(None, 8), (None, 8)]
+    assert "\n  sync: nowhere (" in _run("scale", path)
 
 
 @pytest.mark.parametrize("value", ["nan", "0", "-1", "inf"])

@@ -87,7 +87,7 @@ def test_sweep_prints_the_best_and_the_map_and_draws_it(tmp_path: Path) -> None:
     path, out = write(tmp_path, MAPPED), tmp_path / "out"
     command = ["sweep", path, "--workers", 1, "--map", "factors.compute_time,factors.skew"]
     text = _run(*command, "--pays-at", 2, "--out", out)
-    assert "36 configurations, 0 of them cannot be; best by step_ms:" in text
+    assert "36 configurations, 0 of them invalid; best by step_ms:" in text
     assert "Where a schedule gains" in text
     assert (out / "break_even.png").stat().st_size > 10_000
     document = json.loads(_run(*command, "--format", "json"))
