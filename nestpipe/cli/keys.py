@@ -108,7 +108,10 @@ def cluster(
     sequence: Sequence = None,
     seed: Seed = 0,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE.csv", help="Write sample, batch and micro-batch; one --micro-batches.")
+        Path | None,
+        typer.Option(
+            "--out", "-o", metavar="FILE.csv", help="Write sample, batch and micro-batch; one --micro-batches."
+        ),
     ] = None,
     output: FormatOption = Format.TEXT,
 ) -> None:

@@ -26,7 +26,8 @@ __all__ = ["plan"]
 def plan(
     scenario: Annotated[Path, typer.Argument(metavar="SCENARIO", help="A scenario file (YAML).")],
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Keep sweep, plan and plots here; run again to continue.")
+        Path | None,
+        typer.Option("--out", "-o", metavar="DIR", help="Keep sweep, plan and plots here; run again to continue."),
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes on this machine; by default one per core.")] = (
         os.cpu_count() or 1

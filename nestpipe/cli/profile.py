@@ -21,7 +21,7 @@ __all__ = ["profile"]
 
 
 def profile(
-    out: Annotated[Path, typer.Option("--out", help="The cost table to write (JSON).")] = Path("out/costs.json"),
+    out: Annotated[Path, typer.Option("--out", "-o", help="The cost table to write (JSON).")] = Path("out/costs.json"),
     topology: Annotated[Path | None, typer.Option("--topology", help="Also write a topology file (YAML).")] = None,
     world_size: WorldSize = 2,
     compute: Annotated[Compute, typer.Option(help="Whether compute is real or emulated.")] = Compute.EMULATED,

@@ -18,7 +18,9 @@ __all__ = ["diff", "report"]
 
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Directories written by simulate --out.")],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The page to write; - for stdout.")] = Path("report.html"),
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The page to write; - for stdout.")] = Path(
+        "report.html"
+    ),
     title: Annotated[str, typer.Option(help="Heading of the page; made from the runs' names by default.")] = "",
     curve: Annotated[
         Path | None,

@@ -22,7 +22,7 @@ __all__ = ["reproduce"]
 def reproduce(
     case: Annotated[str, typer.Option(metavar="NAME|FILE", help="A published cluster.")] = "nestpipe_paper",
     steps: Annotated[int, typer.Option(help="Batches per run.")] = 20,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write plots and tables here.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="DIR", help="Write plots and tables here.")] = None,
     output: Annotated[Format, typer.Option("--format")] = Format.TEXT,
 ) -> None:
     """Fits the baseline's rows of a published cluster, predicts every other row, and prints both side by side."""

@@ -27,7 +27,7 @@ def scale(
     threshold: Annotated[
         float | None, typer.Option(help="Efficiency to look for, as a fraction; the scenario's by default.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write plots and tables here.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="DIR", help="Write plots and tables here.")] = None,
     dry: Annotated[bool, typer.Option("--dry-run", help="Say what would run and how long it takes.")] = False,
     output: Annotated[Format, typer.Option("--format")] = Format.TEXT,
 ) -> None:

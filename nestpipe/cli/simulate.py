@@ -62,10 +62,16 @@ def simulate(
         str, typer.Option(metavar="NAME|FILE", help="A published cluster: costs per op kind.")
     ] = "nestpipe_paper",
     model: Annotated[
-        str | None, typer.Option(help="Instead of a case: hstu, hstu_large_ml1m, fuxi_alpha or dlrm on --topology.")
+        str | None,
+        typer.Option(
+            rich_help_panel="Model", help="Instead of a case: hstu, hstu_large_ml1m, fuxi_alpha or dlrm on --topology."
+        ),
     ] = None,
     model_size: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=N", help="With --model: another size, dim=512; repeatable.")
+        list[str] | None,
+        typer.Option(
+            rich_help_panel="Model", metavar="NAME=N", help="With --model: another size, dim=512; repeatable."
+        ),
     ] = None,
     topology: Annotated[
         str | None, typer.Option(metavar="NAME|FILE", help="Hardware that ops share where they overlap.")
@@ -75,40 +81,72 @@ def simulate(
     ] = None,
     base_world_size: Annotated[int | None, typer.Option(help="Size that scaling efficiency is relative to.")] = None,
     steps: Annotated[int, typer.Option(help="Batches to run.")] = 20,
-    batch: Annotated[int | None, typer.Option(help="Samples per rank and step, with --model.")] = None,
+    batch: Annotated[
+        int | None, typer.Option(rich_help_panel="Model", help="Samples per rank and step, with --model.")
+    ] = None,
     micro_batches: Annotated[int | None, typer.Option(help="Micro-batches per batch.")] = None,
     domain_size: Annotated[int | None, typer.Option(min=1, help="Ranks per domain, for 2D sparse parallelism.")] = None,
     keys: Annotated[
         list[str] | None,
-        typer.Option(metavar="FILE", help="With --model: lookups repeat as in this key file; repeatable."),
+        typer.Option(
+            rich_help_panel="Keys", metavar="FILE", help="With --model: lookups repeat as in this key file; repeatable."
+        ),
     ] = None,
     key_column: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="With --keys: column that holds keys; repeatable.")
+        list[str] | None,
+        typer.Option(rich_help_panel="Keys", metavar="NAME", help="With --keys: column that holds keys; repeatable."),
     ] = None,
     key_order_by: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="With --keys: sort samples by this column.")
+        str | None,
+        typer.Option(rich_help_panel="Keys", metavar="COLUMN", help="With --keys: sort samples by this column."),
     ] = None,
     key_sequence: Annotated[
-        int | None, typer.Option(min=1, metavar="ITEMS", help="With --keys: samples are user histories of this length.")
+        int | None,
+        typer.Option(
+            rich_help_panel="Keys",
+            min=1,
+            metavar="ITEMS",
+            help="With --keys: samples are user histories of this length.",
+        ),
     ] = None,
     key_resample: Annotated[
-        bool, typer.Option("--key-resample", help="Where the file is too short, draw from it instead of extrapolating.")
+        bool,
+        typer.Option(
+            "--key-resample",
+            rich_help_panel="Keys",
+            help="Where the file is too short, draw from it instead of extrapolating.",
+        ),
     ] = False,
-    compute_efficiency: Annotated[float, typer.Option(help="Share of peak arithmetic reached, with --model.")] = 1.0,
+    compute_efficiency: Annotated[
+        float, typer.Option(rich_help_panel="Model", help="Share of peak arithmetic reached, with --model.")
+    ] = 1.0,
     communication_share: Annotated[
         float, typer.Option(help="Share of a device that a collective takes at full rate, with --topology; assumed.")
     ] = 0.0,
-    jitter: Annotated[float, typer.Option(help="Coefficient of variation of each local op of each rank.")] = 0.0,
+    jitter: Annotated[
+        float, typer.Option(rich_help_panel="Noise", help="Coefficient of variation of each local op of each rank.")
+    ] = 0.0,
     straggler: Annotated[
-        list[str] | None, typer.Option(metavar="RANK:FACTOR", help="A slower rank; repeatable.")
+        list[str] | None,
+        typer.Option(rich_help_panel="Noise", metavar="RANK:FACTOR", help="A slower rank; repeatable."),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of jitter, of clustering and of samples drawn.")] = 0,
+    seed: Annotated[
+        int, typer.Option(rich_help_panel="Noise", min=0, help="Seed of jitter, of clustering and of samples drawn.")
+    ] = 0,
     unfold: Annotated[bool, typer.Option("--unfold", help="Simulate every rank, alike or not.")] = False,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the run here, for report and diff.")] = None,
-    load_plot: Annotated[
-        Path | None, typer.Option(help="With --topology: heat map of links and hosts, to a .png, .svg or .pdf file.")
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o", rich_help_panel="Output", metavar="DIR", help="Write the run here, for report and diff."
+        ),
     ] = None,
-    output: Annotated[Format, typer.Option("--format")] = Format.TEXT,
+    load_plot: Annotated[
+        Path | None,
+        typer.Option(
+            rich_help_panel="Output", help="With --topology: heat map of links and hosts, to a .png, .svg or .pdf file."
+        ),
+    ] = None,
+    output: Annotated[Format, typer.Option("--format", rich_help_panel="Output")] = Format.TEXT,
 ) -> None:
     """Simulates one schedule and prints its metrics, where the time goes and what limits it."""
     cluster = None if topology is None else load_topology(topology)

@@ -33,7 +33,8 @@ _NUMBERS: Final = (
 def sweep(
     scenario: Annotated[Path, typer.Argument(metavar="SCENARIO", help="A scenario file (YAML).")],
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Keep results here; run again to continue after a stop.")
+        Path | None,
+        typer.Option("--out", "-o", metavar="DIR", help="Keep results here; run again to continue after a stop."),
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes on this machine; by default one per core.")] = (
         os.cpu_count() or 1

@@ -53,7 +53,7 @@ class _Progress:
 
 def import_(
     paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Files, or folders to search.")],
-    out: Annotated[str | None, typer.Option(help="Trace table to write: .parquet, or .csv.")] = None,
+    out: Annotated[str | None, typer.Option("--out", "-o", help="Trace table to write: .parquet, or .csv.")] = None,
     partial: Annotated[
         bool, typer.Option("--partial", help="Take the whole events of files that are cut short.")
     ] = False,

@@ -28,7 +28,7 @@ def validate(
     repeats: Annotated[int, typer.Option(min=1, help="How often each configuration runs; the median counts.")] = 3,
     draws: Annotated[int, typer.Option(min=2, help="Simulations behind each predicted interval.")] = 8,
     seed: Annotated[int, typer.Option(help="Seed of these simulations.")] = 0,
-    out: Annotated[Path, typer.Option("--out", help="Folder for predictions, results and plots.")] = Path(
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for predictions, results and plots.")] = Path(
         "out/validate"
     ),
     history: Annotated[
