@@ -318,8 +318,8 @@ def _write_parquet(file: IO[bytes], tables: Iterable[TraceTable], metadata: str)
 
 def is_table(path: str | os.PathLike[str]) -> bool:
     """Whether a Parquet file is a trace table (by its metadata, or its columns where it has none)."""
-    import pyarrow as pa  # type: ignore[import-untyped]
-    import pyarrow.parquet as pq  # type: ignore[import-untyped]
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
     try:
         schema = pq.read_schema(path)
@@ -329,8 +329,8 @@ def is_table(path: str | os.PathLike[str]) -> bool:
 
 
 def _read_parquet(path: str | os.PathLike[str]) -> tuple[pd.DataFrame, str]:
-    import pyarrow as pa  # type: ignore[import-untyped]
-    import pyarrow.parquet as pq  # type: ignore[import-untyped]
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
     try:
         arrow = pq.read_table(path)

@@ -33,7 +33,7 @@ def write_timeline(timeline: Timeline, path: str | os.PathLike[str], *, option: 
     Raises:
         TraceError: if the file cannot be written; names `option` as the way out.
     """
-    import pyarrow as pa  # type: ignore[import-untyped]
+    import pyarrow as pa
     import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
     frame = timeline.frame()
@@ -53,8 +53,8 @@ def read_timeline(path: str | os.PathLike[str]) -> Timeline:
     Raises:
         TraceError: if the file cannot be read or a column is missing or of the wrong type; names file and column.
     """
-    import pyarrow as pa  # type: ignore[import-untyped]
-    import pyarrow.parquet as pq  # type: ignore[import-untyped]
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
     path = Path(path)
     try:
@@ -77,7 +77,7 @@ def read_timeline(path: str | os.PathLike[str]) -> Timeline:
 
 
 def _frame(table: pa.Table, path: Path) -> pd.DataFrame:
-    import pyarrow as pa  # type: ignore[import-untyped]
+    import pyarrow as pa
 
     missing = [name for name in _NEEDED if name not in table.column_names]
     if missing:
@@ -104,7 +104,7 @@ def _frame(table: pa.Table, path: Path) -> pd.DataFrame:
 
 def _whole(column: pa.ChunkedArray, name: str, path: Path) -> pa.ChunkedArray:
     """The column as int64. Tools without nullable integers store those with empty cells as floats; these are taken."""
-    import pyarrow as pa  # type: ignore[import-untyped]
+    import pyarrow as pa
 
     nullable = name in _NULLABLE
     if not (pa.types.is_integer(column.type) or (nullable and _is_nullable_number(column.type))):
@@ -118,7 +118,7 @@ def _whole(column: pa.ChunkedArray, name: str, path: Path) -> pa.ChunkedArray:
 
 
 def _is_nullable_number(kind: pa.DataType) -> bool:
-    import pyarrow as pa  # type: ignore[import-untyped]
+    import pyarrow as pa
 
     return bool(pa.types.is_null(kind) or pa.types.is_floating(kind))
 

@@ -97,7 +97,7 @@ def _iter_parts(
 def _table_parts(
     path: Path, layout: KeyFileLayout, names: tuple[str, ...], order_by: str | None
 ) -> Iterator[tuple[KeyStream, NDArray[np.float64]]]:
-    import pyarrow as pa  # type: ignore[import-untyped]
+    import pyarrow as pa
     import pyarrow.csv as pcsv  # type: ignore[import-untyped]
 
     text = pa.string()
@@ -124,7 +124,7 @@ def _table_parts(
 
 
 def _numbers(path: Path, cells: pa.StringArray, column: str) -> NDArray[np.float64]:
-    import pyarrow as pa  # type: ignore[import-untyped]
+    import pyarrow as pa
     import pyarrow.compute as pc  # type: ignore[import-untyped]
 
     try:
@@ -146,8 +146,8 @@ def _from_columns(path: Path, names: tuple[str, ...], cells: list[pa.StringArray
 
 def _cell_keys(cells: pa.StringArray) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
     """Key and presence of each cell, by the rule in the module's docstring; distinct cells are converted once."""
-    import pyarrow as pa  # type: ignore[import-untyped]
-    import pyarrow.compute as pc  # type: ignore[import-untyped]
+    import pyarrow as pa
+    import pyarrow.compute as pc
 
     encoded = pc.dictionary_encode(pc.utf8_trim_whitespace(cells))
     texts = encoded.dictionary
