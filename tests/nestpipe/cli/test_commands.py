@@ -45,7 +45,7 @@ def test_lists_of_commands_are_not_cut(words: list[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "unneeded"),
     [
-        (["schedule", "check", "nestpipe"], ["pandas", "pyarrow", "numpy", "scipy", "networkx", "matplotlib", "torch"]),
+        (["schedule", "check", "nestpipe"], ["pandas", "pyarrow", "scipy", "networkx", "matplotlib", "torch"]),
         (["simulate", "--schedule", "nestpipe", "--world-size", "1536"], ["scipy", "networkx", "matplotlib", "torch"]),
     ],
 )
