@@ -37,6 +37,8 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 import pandas as pd
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from nestpipe.base import TraceError, atomic_file, unknown_name
 from nestpipe.ir import OpKind
@@ -304,9 +306,6 @@ def _write_csv(file: IO[bytes], tables: Iterable[TraceTable], metadata: str) -> 
 
 
 def _write_parquet(file: IO[bytes], tables: Iterable[TraceTable], metadata: str) -> int:
-    import pyarrow as pa  # type: ignore[import-untyped]
-    import pyarrow.parquet as pq  # type: ignore[import-untyped]
-
     schema = pa.schema([(name, pa.int64() if name in INT_COLUMNS else pa.string()) for name in COLUMNS])
     rows = 0
     with pq.ParquetWriter(file, schema.with_metadata({METADATA_KEY: metadata.encode()}), compression="zstd") as writer:
@@ -318,9 +317,6 @@ def _write_parquet(file: IO[bytes], tables: Iterable[TraceTable], metadata: str)
 
 def is_table(path: str | os.PathLike[str]) -> bool:
     """Whether a Parquet file is a trace table (by its metadata, or its columns where it has none)."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     try:
         schema = pq.read_schema(path)
     except (OSError, pa.ArrowInvalid, pa.ArrowException):
@@ -329,9 +325,6 @@ def is_table(path: str | os.PathLike[str]) -> bool:
 
 
 def _read_parquet(path: str | os.PathLike[str]) -> tuple[pd.DataFrame, str]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     try:
         arrow = pq.read_table(path)
     except (OSError, pa.ArrowInvalid, pa.ArrowException) as error:
