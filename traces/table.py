@@ -91,6 +91,8 @@ REQUIRED: Final = ("kind", "source")
 EXTRA_KINDS: Final = {
     "step": "the profiler's step range on the host",
     "host_wait": "a host call that blocks until the device is done",
+    "host_call": "a host call that may stall by itself (memory, input) or that orders streams",
+    "host_work": "a stretch in which the host had recorded work open",
     "unclassified": "device work without an op kind; the coverage gives the reason",
 }
 KINDS: Final = frozenset(kind.value for kind in OpKind) | EXTRA_KINDS.keys()

@@ -1,34 +1,57 @@
-"""Replays an imported trace: the host queues work, streams run it in order, collectives wait for the last rank.
+"""Replays a recording: the host queues work, streams run it in order, collectives wait for the last rank.
 
-What is kept from the recording is what the hardware did by itself: how long each op took, how long the host was busy
-between two calls, how long an op hesitated after everything it visibly waited for. What is worked out anew is who waits
-for whom, so that a change (faster compute, a slower link, less host work) moves what depends on it and nothing else.
+What is kept of the recording is what each part did by itself: the work of device ops, the host's own time between two
+calls, transfers once all ranks have arrived, and four constants of the machine. When everything happens is worked out
+anew from who waits for whom, so that a change (faster compute, a slower link, less host work) moves what depends on it
+and nothing else, and so that a wrong understanding of the recording shows: nothing is left over to make it right.
 
-Rules, after Lumos (arXiv 2504.09307): a device op starts after its launch, after the op before it on its stream and
-after an op on another stream that ended just before it started; a blocking host call returns after the device work it
-was seen to wait for. The host threads of a rank take turns. A collective transfers for as long as it took the last rank
-to arrive; the rest of its recorded duration was waiting and is worked out anew.
+The time of a step is then taken apart along its critical path on that rank: what the host waited for, and what that
+waited for, back to the beginning of the step. The parts sum to the step.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
-from collections.abc import Generator, Mapping
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from enum import StrEnum
+from itertools import pairwise
+from typing import Final
 
 import numpy as np
 import pandas as pd
-import simpy
 
 from nestpipe.base import DeadlockError, TraceError
+from traces.recording import Activity, Call, DeviceOp, RankRecording, Recording, recording
 
-__all__ = ["Replay", "Scales", "replay"]
+__all__ = ["Cause", "Replay", "Scales", "replay", "replay_recording"]
 
-_STEP: Final = "step"
-_HOST_WAIT: Final = "host_wait"
-#: An op that starts within this long after an op of another stream has ended is taken to have waited for it.
-_EVENT_WAIT_NS: Final = 10_000
+
+class Cause(StrEnum):
+    """What a part of a step was spent on.
+
+    Device and transfer: the host waits for them. Waiting for others: in a collective, until the last rank arrived. Host
+    and gaps: the host's own time, with and without recorded work. Allocation: of memory. Input: the next batch of the
+    data loader. Latency: from a launch to its start, between ops of a stream, back from a blocking call.
+    """
+
+    DEVICE = "device"
+    TRANSFER = "transfer"
+    WAITING = "waiting_for_others"
+    HOST = "host"
+    GAPS = "gaps"
+    ALLOCATION = "allocation"
+    INPUT = "input"
+    LATENCY = "latency"
+
+
+_OWN: Final = {
+    Activity.LAUNCH: Cause.HOST,
+    Activity.WAIT: Cause.HOST,
+    Activity.ALLOCATION: Cause.ALLOCATION,
+    Activity.INPUT: Cause.INPUT,
+    Activity.MARK: Cause.HOST,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,65 +74,23 @@ class Replay:
 
     Attributes:
         steps: one row per rank and step: rank, step, recorded_ns, replayed_ns, relative_error (NaN where the recorded
-            step took 0 ns).
+            step took 0 ns), and for each `Cause` the nanoseconds of the replayed step (`<cause>_ns`).
+        pace: one row per rank and step but the first: rank, step, recorded_ns and replayed_ns from the end of the last
+            device op of the step before to that of this one.
+        late: one row per rank: how long others waited for it in collectives, waited_ns, and in how many, meetings.
         spans: the replayed device ops: rank, stream, kind, op, step, start_ns, end_ns, wait_ns.
         notes: what was left out, in words.
     """
 
     steps: pd.DataFrame
+    pace: pd.DataFrame
+    late: pd.DataFrame
     spans: pd.DataFrame
     notes: tuple[str, ...] = ()
 
 
-@dataclass(slots=True, kw_only=True)
-class _DeviceOp:
-    """One device op: what it waits for (positions in its rank's list) and what it keeps of the recording."""
-
-    row: int
-    stream: str
-    duration_ns: int
-    lag_ns: int
-    previous: int | None
-    other: int | None
-    meeting: tuple[Any, ...] | None
-    launched: simpy.Event | None = None
-    ended: simpy.Event | None = None
-    start_ns: int = 0
-    end_ns: int = 0
-    wait_ns: int = 0
-
-
-@dataclass(slots=True, kw_only=True)
-class _HostEvent:
-    """One call of the host: the time before it, its own duration, and the op it launches or the ops it waits for."""
-
-    gap_ns: int
-    busy_ns: int
-    launches: int | None = None
-    waits_for: tuple[int, ...] = ()
-    mark: tuple[int, bool] | None = None
-
-
-@dataclass(slots=True, kw_only=True)
-class _Rank:
-    rank: int
-    begin_ns: int
-    ops: list[_DeviceOp]
-    host: list[_HostEvent]
-    marks: dict[tuple[int, bool], int] = field(default_factory=dict)
-
-
-@dataclass(slots=True, kw_only=True)
-class _Meeting:
-    size: int
-    transfer_ns: int
-    done: simpy.Event
-    arrived: int = 0
-    last_ns: int = 0
-
-
 def replay(frame: pd.DataFrame, scales: Scales | None = None) -> Replay:
-    """Runs the recorded ops of every rank again.
+    """Runs the recorded ops of every rank of a trace table again.
 
     Args:
         frame: a trace table with host launches (from a profiler trace), all ranks on one clock.
@@ -119,208 +100,257 @@ def replay(frame: pd.DataFrame, scales: Scales | None = None) -> Replay:
         TraceError: if the table has no launches or no steps, and so cannot be replayed op by op.
         DeadlockError: if ranks wait for each other in a circle.
     """
-    scales = scales or Scales()
-    frame = frame.reset_index(drop=True)
-    frame = frame.assign(rank=frame["rank"].fillna(0))  # a lone trace may not say its rank
-    unnumbered = frame["kind"].eq(_STEP) & frame["step"].isna()
-    frame = frame[~unnumbered].reset_index(drop=True)
-    for need, why in ((_STEP, "step ranges (ProfilerStep)"), (None, "host launches")):
-        there = frame["kind"].eq(need).any() if need else frame["launch_ns"].notna().any()
-        if not there:
-            raise TraceError(
-                f"the table has no {why}, so it cannot be replayed op by op; "
-                "give a schedule to replay its op costs instead (--schedule)"
-            )
-    frame = frame.assign(meeting=pd.Series(_meetings(frame), index=frame.index, dtype=object))
-    env = simpy.Environment()
-    ranks = [_rank(rank, frame[frame["rank"] == rank]) for rank in sorted({int(rank) for rank in frame["rank"]})]
-    meetings = _agree(frame, env, scales)
-    processes = []
-    for each in ranks:
-        for op in each.ops:
-            op.launched, op.ended = env.event(), env.event()
-        processes.append(env.process(_host(env, each, scales)))
-        by_stream: dict[str, list[_DeviceOp]] = {}
-        for op in each.ops:
-            by_stream.setdefault(op.stream, []).append(op)
-        processes += [env.process(_stream(env, each, ops, meetings, scales)) for ops in by_stream.values()]
-    try:
-        env.run(until=env.all_of(processes))
-    except RuntimeError as error:
-        stuck = [f"rank {each.rank}: {op.stream}" for each in ranks for op in each.ops if not op.end_ns][:8]
-        raise DeadlockError("the replay cannot finish; first ops that never ended: " + ", ".join(stuck)) from error
-    notes = (f"{unnumbered.sum()} step range(s) without a step number left out: they take no time",)
-    return Replay(steps=_steps(frame, ranks), spans=_spans(frame, ranks), notes=notes if unnumbered.any() else ())
+    found = recording(frame)
+    return replay_recording(found, scales or Scales())
 
 
-def _host(env: simpy.Environment, rank: _Rank, scales: Scales) -> Generator[simpy.Event, Any, None]:
-    """The host of one rank: works, launches, waits."""
-    yield env.timeout(rank.begin_ns)
-    for event in rank.host:
-        gap = round(event.gap_ns * scales.host)
-        if gap:
-            yield env.timeout(gap)
-        if event.mark is not None:
-            rank.marks[event.mark] = int(env.now)
-        if event.launches is not None:
-            launched = rank.ops[event.launches].launched
-            assert launched is not None
-            launched.succeed()
-        for index in event.waits_for:
-            ended = rank.ops[index].ended
-            assert ended is not None
-            if not ended.processed:
-                yield ended
-        busy = round(event.busy_ns * scales.host)
-        if busy:
-            yield env.timeout(busy)
+@dataclass(slots=True)
+class _Graph:
+    """Moments and what they come after: each not before its floor, nor before another moment plus a delay."""
+
+    floor: list[int | None] = field(default_factory=list)
+    edges: list[list[tuple[int, int]]] = field(default_factory=list)
+    time: list[int] = field(default_factory=list)
+    binding: list[int | None] = field(default_factory=list)
+
+    def add(self, floor: int | None = None) -> int:
+        self.floor.append(floor)
+        self.edges.append([])
+        return len(self.floor) - 1
+
+    def after(self, node: int, earlier: int, delay_ns: int) -> None:
+        self.edges[node].append((earlier, delay_ns))
+
+    def solve(self) -> list[int]:
+        """Sets the time of every moment; returns those that wait for each other in a circle."""
+        following: list[list[int]] = [[] for _ in self.floor]
+        for node, earlier in enumerate(self.edges):
+            for other, _ in earlier:
+                following[other].append(node)
+        open_edges = [len(earlier) for earlier in self.edges]
+        ready = deque(node for node, count in enumerate(open_edges) if not count)
+        self.time = [-1] * len(self.floor)
+        self.binding = [None] * len(self.floor)
+        left = set(range(len(self.floor)))
+        while ready:
+            node = ready.popleft()
+            left.discard(node)
+            floor = self.floor[node]
+            best: tuple[int, int | None] = (-(2**62) if floor is None else floor, None)
+            for other, delay in self.edges[node]:
+                if self.time[other] + delay > best[0]:
+                    best = self.time[other] + delay, other
+            self.time[node], self.binding[node] = best
+            for later in following[node]:
+                open_edges[later] -= 1
+                if not open_edges[later]:
+                    ready.append(later)
+        return sorted(left)
 
 
-def _stream(
-    env: simpy.Environment, rank: _Rank, ops: list[_DeviceOp], meetings: Mapping[Any, _Meeting], scales: Scales
-) -> Generator[simpy.Event, Any, None]:
-    """One stream of one rank: each op after its launch, its predecessor and the op of another stream it waited for."""
-    for op in ops:
-        assert op.launched is not None
-        assert op.ended is not None
-        for event in (op.launched, None if op.other is None else rank.ops[op.other].ended):
-            if event is not None and not event.processed:
-                yield event
-        if op.lag_ns:
-            yield env.timeout(op.lag_ns)
-        op.start_ns = int(env.now)
-        meeting = None if op.meeting is None else meetings.get(op.meeting)
-        if meeting is None:
-            # without its peers a collective cannot be split into waiting and transfer: all of it is scaled as transfer
-            duration = round(op.duration_ns * (scales.compute if op.meeting is None else scales.transfer))
-            if duration:
-                yield env.timeout(duration)
+@dataclass(slots=True)
+class _Nodes:
+    """Where the moments of one rank are in the graph."""
+
+    call_start: list[int] = field(default_factory=list)
+    call_end: list[int] = field(default_factory=list)
+    op_start: list[int] = field(default_factory=list)
+    op_end: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Run:
+    """A recording, its graph and its scales."""
+
+    source: Recording
+    scales: Scales
+    graph: _Graph = field(default_factory=_Graph)
+    nodes: list[_Nodes] = field(default_factory=list)
+    meeting: dict[tuple[str, int], int] = field(default_factory=dict)
+    arrivals: dict[tuple[str, int], list[tuple[int, int]]] = field(default_factory=dict)
+
+    def build(self) -> None:
+        graph = self.graph
+        for each in self.source.ranks:
+            nodes = _Nodes()
+            for _ in each.calls:
+                nodes.call_start.append(graph.add())
+                nodes.call_end.append(graph.add())
+            for op in each.ops:
+                nodes.op_start.append(graph.add(op.start_ns if op.call is None else None))
+                nodes.op_end.append(graph.add())
+            self.nodes.append(nodes)
+        self.meeting = {key: graph.add() for key in self.source.meetings}
+        for position, each in enumerate(self.source.ranks):
+            for index, call in enumerate(each.calls):
+                self.host(each, self.nodes[position], index, call)
+            for index, op in enumerate(each.ops):
+                self.device(position, index, op)
+
+    def host(self, each: RankRecording, nodes: _Nodes, index: int, call: Call) -> None:
+        """When a call begins and returns."""
+        graph, start, end = self.graph, nodes.call_start[index], nodes.call_end[index]
+        if call.previous is None:
+            graph.floor[start] = call.start_ns
         else:
-            meeting.arrived += 1
-            if meeting.arrived == meeting.size:
-                meeting.last_ns = int(env.now)
-                env.timeout(meeting.transfer_ns).callbacks.append(meeting.done.trigger)
-            yield meeting.done
-            op.wait_ns = meeting.last_ns - op.start_ns
-        op.end_ns = int(env.now)
-        op.ended.succeed()
+            between = round((call.work_ns + call.gap_ns) * self.scales.host)
+            graph.after(start, nodes.call_end[call.previous], between)
+        if not call.awaits:
+            graph.after(end, start, round(call.own_ns * self.scales.host))
+            return
+        graph.after(end, start, 0)
+        back = self.source.latencies.return_ns
+        if call.activity is not Activity.WAIT:  # freeing memory, staging a copy: what follows is work of its own
+            back = call.end_ns - max(each.ops[other].end_ns for other in call.awaits)
+        for other in call.awaits:
+            graph.after(end, nodes.op_end[other], round(back * self.scales.host))
+
+    def device(self, position: int, index: int, op: DeviceOp) -> None:
+        """When an op begins and ends."""
+        graph, nodes, latencies = self.graph, self.nodes[position], self.source.latencies
+        start, end = nodes.op_start[index], nodes.op_end[index]
+        if op.call is not None:
+            graph.after(start, nodes.call_start[op.call], latencies.launch_ns)
+            if op.previous is not None:
+                graph.after(start, nodes.op_end[op.previous], latencies.stream_ns)
+            if op.other is not None:
+                graph.after(start, nodes.op_end[op.other], latencies.event_ns)
+            if op.room is not None:
+                # room is made as the other op's last blocks end: after the same share of its work as recorded
+                other = self.source.ranks[position].ops[op.room]
+                done = min(op.start_ns, other.end_ns) - other.start_ns
+                graph.after(start, nodes.op_start[op.room], round(done * self.scales.compute))
+        if op.meeting is None:
+            # without its peers a collective cannot be split into waiting and transfer: all of it is scaled as transfer
+            factor = self.scales.transfer if op.collective else self.scales.compute
+            graph.after(end, start, round((op.end_ns - op.start_ns) * factor))
+            return
+        transfer = round(self.source.meetings[op.meeting].transfer_ns * self.scales.transfer)
+        graph.after(self.meeting[op.meeting], start, transfer)
+        graph.after(end, self.meeting[op.meeting], 0)
+        self.arrivals.setdefault(op.meeting, []).append((position, start))
+
+    def transfer_ns(self, op: DeviceOp) -> int:
+        assert op.meeting is not None
+        return round(self.source.meetings[op.meeting].transfer_ns * self.scales.transfer)
 
 
-def _meetings(frame: pd.DataFrame) -> list[tuple[Any, ...] | None]:
-    """For each row of a collective, which one it is: group, and position among the rank's collectives of that group."""
-    found: list[tuple[Any, ...] | None] = [None] * len(frame)
-    counts: dict[tuple[Any, ...], int] = {}
-    mine = frame[frame["collective"].notna() & frame["launch_ns"].notna()].sort_values(["rank", "launch_ns"])
-    for index, rank, group, name in zip(
-        mine.index, mine["rank"], mine["group"].fillna(""), mine["collective"], strict=True
-    ):
-        key = (rank, group, name)
-        counts[key] = counts.get(key, 0) + 1
-        found[index] = (group, name, counts[key])
-    return found
+def replay_recording(source: Recording, scales: Scales) -> Replay:
+    """Runs a recording again; see `replay`."""
+    run = _Run(source=source, scales=scales)
+    run.build()
+    stuck = set(run.graph.solve())
+    if stuck:
+        names = [
+            f"rank {each.rank}: {op.stream}"
+            for each, nodes in zip(source.ranks, run.nodes, strict=True)
+            for op, end in zip(each.ops, nodes.op_end, strict=True)
+            if end in stuck
+        ][:8]
+        raise DeadlockError("the replay cannot finish; first ops that never ended: " + ", ".join(names))
+    return Replay(steps=_steps(run), pace=_pace(run), late=_late(run), spans=_spans(run), notes=source.notes)
 
 
-def _agree(frame: pd.DataFrame, env: simpy.Environment, scales: Scales) -> dict[Any, _Meeting]:
-    """The collectives that more than one rank of the table takes part in, with their transfer times."""
-    transfer = (frame["duration_ns"] - frame["wait_ns"].fillna(0)).where(frame["wait_ns"].notna(), frame["duration_ns"])
-    rows: dict[Any, list[int]] = {}
-    for index, key in enumerate(frame["meeting"]):
-        if key is not None:
-            rows.setdefault(key, []).append(index)
-    return {
-        key: _Meeting(
-            size=len(indices),
-            transfer_ns=round(int(transfer.iloc[indices].min()) * scales.transfer),
-            done=env.event(),
-        )
-        for key, indices in rows.items()
-        if len(indices) > 1
-    }
-
-
-def _rank(rank: int, rows: pd.DataFrame) -> _Rank:
-    """The ops and host calls of one rank, with what each waits for."""
-    device = rows[rows["launch_ns"].notna() & rows["start_ns"].notna()].sort_values(["start_ns", "launch_ns"])
-    ops = _device_ops(device)
-    calls: list[tuple[int, int, int, _HostEvent]] = []
-    for index, (launch, done) in enumerate(zip(device["launch_ns"], device["launch_end_ns"], strict=True)):
-        end = launch if pd.isna(done) else max(int(done), int(launch))
-        calls.append((int(launch), 1, int(end), _HostEvent(gap_ns=0, busy_ns=0, launches=index)))
-    launches = device["launch_ns"].to_numpy(dtype=np.int64)
-    ends = device["end_ns"].to_numpy(dtype=np.int64)
-    for start, end in rows.loc[rows["kind"] == _HOST_WAIT, ["start_ns", "end_ns"]].itertuples(index=False):
-        awaited = np.flatnonzero((launches < start) & (ends > start) & (ends <= end))
-        calls.append((int(start), 1, int(end), _HostEvent(gap_ns=0, busy_ns=0, waits_for=tuple(awaited.tolist()))))
-    for step, start, end in rows.loc[rows["kind"] == _STEP, ["step", "start_ns", "end_ns"]].itertuples(index=False):
-        calls.append((int(start), 0, int(start), _HostEvent(gap_ns=0, busy_ns=0, mark=(int(step), True))))
-        calls.append((int(end), 2, int(end), _HostEvent(gap_ns=0, busy_ns=0, mark=(int(step), False))))
-    calls.sort(key=lambda call: call[:3])
-    begin = calls[0][0]
-    now = begin
-    for start, _, end, event in calls:
-        event.gap_ns = max(0, start - now)
-        back = max(start, now)
-        if event.waits_for:  # what is left of the call once the last awaited op has ended
-            back = max(back, int(ends[list(event.waits_for)].max()))
-        event.busy_ns = max(0, end - back)
-        now = max(now, end)
-    return _Rank(rank=rank, begin_ns=begin, ops=ops, host=[event for *_, event in calls])
-
-
-def _device_ops(device: pd.DataFrame) -> list[_DeviceOp]:
-    ops: list[_DeviceOp] = []
-    last_of: dict[str, int] = {}
-    ended: dict[str, list[tuple[int, int]]] = {}
-    ends = device["end_ns"].to_numpy(dtype=np.int64)
-    starts = device["start_ns"].to_numpy(dtype=np.int64)
-    launches = device["launch_ns"].to_numpy(dtype=np.int64)
-    streams = device["stream"].astype(str).to_numpy()
-    for index, row in enumerate(device.index):
-        stream = str(streams[index])
-        previous = last_of.get(stream)
-        ready = max(int(launches[index]), -1 if previous is None else int(ends[previous]))
-        other = _waited_for(ended, stream, ready, int(starts[index]))
-        if other is not None:
-            ready = max(ready, int(ends[other]))
-        ops.append(
-            _DeviceOp(
-                row=int(row),
-                stream=stream,
-                duration_ns=int(ends[index] - starts[index]),
-                lag_ns=max(0, int(starts[index]) - ready),
-                previous=previous,
-                other=other,
-                meeting=device["meeting"].iloc[index],
-            )
-        )
-        last_of[stream] = index
-        insort(ended.setdefault(stream, []), (int(ends[index]), index))
-    return ops
-
-
-def _waited_for(ended: Mapping[str, list[tuple[int, int]]], stream: str, ready: int, start: int) -> int | None:
-    """The op of another stream that ended last before `start`, if that was after `ready` and shortly before `start`."""
-    found = (-1, -1)
-    for other, ends in ended.items():
-        place = bisect_right(ends, (start, len(ends) + start)) - 1
-        if other != stream and place >= 0:
-            found = max(found, ends[place])
-    return found[1] if found[0] > ready and found[0] >= start - _EVENT_WAIT_NS else None
-
-
-def _steps(frame: pd.DataFrame, ranks: list[_Rank]) -> pd.DataFrame:
-    mine = frame[frame["kind"] == _STEP]
-    took = (mine["end_ns"] - mine["start_ns"]).astype(np.int64).tolist()
-    recorded = dict(zip(zip(mine["rank"].astype(int), mine["step"].astype(int), strict=True), took, strict=True))
+def _steps(run: _Run) -> pd.DataFrame:
     rows = []
-    for each in ranks:
-        for step in sorted({step for step, _ in each.marks}):
-            was, now = recorded[each.rank, step], each.marks[step, False] - each.marks[step, True]
-            rows.append((each.rank, step, was, now, now / was - 1 if was else np.nan))
-    return pd.DataFrame(rows, columns=["rank", "step", "recorded_ns", "replayed_ns", "relative_error"])
+    for position, each in enumerate(run.source.ranks):
+        nodes, time = run.nodes[position], run.graph.time
+        marks = {call.step: nodes.call_start[i] for i, call in enumerate(each.calls) if call.step is not None}
+        causes = _Causes(run, position)
+        for step, start, end in each.steps:
+            was = end - start
+            begin, finish = time[marks[step, True]], time[marks[step, False]]
+            parts = causes.between(begin, marks[step, False])
+            now = finish - begin
+            rows.append((each.rank, step, was, now, now / was - 1 if was else np.nan, *parts.values()))
+    columns = ["rank", "step", "recorded_ns", "replayed_ns", "relative_error", *(f"{cause}_ns" for cause in Cause)]
+    return pd.DataFrame(rows, columns=columns)
 
 
-def _spans(frame: pd.DataFrame, ranks: list[_Rank]) -> pd.DataFrame:
-    rows = [(op.row, op.start_ns, op.end_ns, op.wait_ns) for each in ranks for op in each.ops]
-    times = pd.DataFrame(rows, columns=["row", "start_ns", "end_ns", "wait_ns"]).set_index("row")
-    return frame.loc[times.index, ["rank", "step", "stream", "kind", "op", "bytes"]].join(times).reset_index(drop=True)
+class _Causes:
+    """What the time before a moment of one rank was spent on, back along what bound it."""
+
+    def __init__(self, run: _Run, position: int) -> None:
+        self._run = run
+        each, nodes = run.source.ranks[position], run.nodes[position]
+        self._begins = dict(zip(nodes.call_start, each.calls, strict=True))
+        self._returns = dict(zip(nodes.call_end, each.calls, strict=True))
+        self._starts = set(nodes.op_start)
+        self._ends = {end: (op, start) for end, start, op in zip(nodes.op_end, nodes.op_start, each.ops, strict=True)}
+
+    def between(self, begin_ns: int, node: int) -> dict[Cause, int]:
+        """Nanoseconds by cause from a moment to a node."""
+        parts = dict.fromkeys(Cause, 0)
+        time, binding = self._run.graph.time, self._run.graph.binding
+        while time[node] > begin_ns:
+            if node in self._ends and self._ends[node][0].meeting is not None:
+                earlier: int | None = self._ends[node][1]
+            else:
+                earlier = binding[node]
+            since = begin_ns if earlier is None else max(begin_ns, time[earlier])
+            for cause, ns in self._spent(node, earlier, time[node] - since):
+                parts[cause] += ns
+            if earlier is None:
+                break
+            node = earlier
+        return parts
+
+    def _spent(self, node: int, earlier: int | None, length: int) -> Iterator[tuple[Cause, int]]:
+        """What the last `length` nanoseconds before a node were."""
+        if node in self._begins:
+            call = self._begins[node]
+            whole = call.work_ns + call.gap_ns
+            work = length * call.work_ns // whole if whole else length
+            yield Cause.HOST, work
+            yield Cause.GAPS, length - work
+        elif node in self._returns:
+            call = self._returns[node]
+            waited = call.activity is Activity.WAIT and earlier in self._ends
+            yield (Cause.LATENCY if waited else _OWN[call.activity]), length
+        elif node in self._starts:
+            yield (Cause.DEVICE if earlier in self._starts else Cause.LATENCY), length
+        else:
+            op, _ = self._ends[node]
+            if op.meeting is None:
+                yield (Cause.TRANSFER if op.collective else Cause.DEVICE), length
+                return
+            transfer = min(length, self._run.transfer_ns(op))
+            yield Cause.TRANSFER, transfer
+            yield Cause.WAITING, length - transfer
+
+
+def _pace(run: _Run) -> pd.DataFrame:
+    rows = []
+    for position, each in enumerate(run.source.ranks):
+        recorded: dict[int, int] = {}
+        replayed: dict[int, int] = {}
+        for op, end in zip(each.ops, run.nodes[position].op_end, strict=True):
+            if op.step is not None:
+                recorded[op.step] = max(recorded.get(op.step, op.end_ns), op.end_ns)
+                replayed[op.step] = max(replayed.get(op.step, run.graph.time[end]), run.graph.time[end])
+        steps = sorted(recorded)
+        for before, step in pairwise(steps):
+            was, now = recorded[step] - recorded[before], replayed[step] - replayed[before]
+            rows.append((each.rank, step, was, now))
+    return pd.DataFrame(rows, columns=["rank", "step", "recorded_ns", "replayed_ns"])
+
+
+def _late(run: _Run) -> pd.DataFrame:
+    waited = dict.fromkeys(range(len(run.source.ranks)), 0)
+    meetings = dict.fromkeys(waited, 0)
+    time = run.graph.time
+    for arrivals in run.arrivals.values():
+        last, at = max(arrivals, key=lambda each: time[each[1]])
+        waited[last] += sum(time[at] - time[start] for _, start in arrivals)
+        meetings[last] += 1
+    rows = [(each.rank, waited[i], meetings[i]) for i, each in enumerate(run.source.ranks)]
+    return pd.DataFrame(rows, columns=["rank", "waited_ns", "meetings"])
+
+
+def _spans(run: _Run) -> pd.DataFrame:
+    time, rows = run.graph.time, []
+    for each, nodes in zip(run.source.ranks, run.nodes, strict=True):
+        for op, start, end in zip(each.ops, nodes.op_start, nodes.op_end, strict=True):
+            wait = 0 if op.meeting is None else time[end] - time[start] - run.transfer_ns(op)
+            rows.append((each.rank, op.step, op.stream, op.kind, op.name, time[start], time[end], wait))
+    return pd.DataFrame(rows, columns=["rank", "step", "stream", "kind", "op", "start_ns", "end_ns", "wait_ns"])

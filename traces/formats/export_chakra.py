@@ -20,8 +20,9 @@ import pandas as pd
 from nestpipe.base import NS_PER_US, TraceError, atomic_file, write_text
 from traces.formats.chakra import COMM_TYPES, NODE_TYPES, PRIVATE_PREFIX
 from traces.formats.export_kineto import device_class, table_rows
+from traces.formats.phases import UNCLASSIFIED
 from traces.formats.protobuf import message, text_field, uint_field, varint
-from traces.table import INT_COLUMNS, TEXT_COLUMNS
+from traces.table import EXTRA_KINDS, INT_COLUMNS, TEXT_COLUMNS
 
 __all__ = ["chakra_nodes", "write_chakra"]
 
@@ -98,7 +99,7 @@ def _attributes(row: Mapping[str, Any], one: str, kind: str) -> bytes:
 
 def chakra_nodes(frame: pd.DataFrame) -> Iterator[bytes]:
     """The node messages of one rank, given its rows, in order of start; the profiler's step ranges are left out."""
-    chosen = frame[~frame["kind"].astype("string").isin(["step", "host_wait"])]
+    chosen = frame[~frame["kind"].astype("string").isin([kind for kind in EXTRA_KINDS if kind != UNCLASSIFIED])]
     rows = table_rows(chosen.sort_values("start_ns", kind="stable", na_position="last"))
     for index, (row, deps) in enumerate(zip(rows, _dependencies(rows), strict=True)):
         one = device_class(row["kind"], row.get("stream"), row.get("op"), row.get("collective"))

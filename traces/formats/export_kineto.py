@@ -28,6 +28,7 @@ import pandas as pd
 from nestpipe.base import NS_PER_US, TraceError, atomic_file
 from nestpipe.ir import COLLECTIVES, KINDS, Cost, kinds_of
 from traces.formats.kineto_events import TRAILING_STEP
+from traces.table import EXTRA_KINDS
 
 __all__ = ["device_class", "kineto_events", "table_rows", "timed_rows", "write_kineto"]
 
@@ -44,7 +45,8 @@ _COPIES = {
 }
 _MEM = {kind.value: _COPIES[of.cost] for kind, of in KINDS.items() if of.cost in _COPIES}
 _ON_HOST = kinds_of(Cost.NOTHING, Cost.HOST_MEMORY, Cost.ROWS_TO_DEVICE)
-_HOST = frozenset(kind.value for kind in _ON_HOST) | {"step", "host_wait", "unclassified"}
+_HOST = frozenset(kind.value for kind in _ON_HOST) | EXTRA_KINDS.keys()
+_HOST_CATEGORY = {"host_wait": "cuda_runtime", "host_call": "cuda_runtime"}
 _KERNEL_NAMES = {
     "all_to_all": "SendRecv",
     "all_reduce": "AllReduce",
@@ -253,7 +255,7 @@ def kineto_events(frame: pd.DataFrame, rank: int) -> Iterator[dict[str, Any]]:
             tid = threads[str(row.get("thread") or row.get("stream"))]
             start = _us(row["start_ns"])
             args = {name: row[name] for name in _ARGS if row.get(name) is not None}
-            category = "cuda_runtime" if row["kind"] == "host_wait" else "cpu_op"
+            category = _HOST_CATEGORY.get(row["kind"], "cpu_op")
             yield _slice(category, str(row.get("op") or row["kind"]), pid, tid, start, _us(row["end_ns"]) - start, args)
 
 

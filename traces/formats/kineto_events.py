@@ -9,6 +9,7 @@ Source: Kineto output format (categories, `correlation`, collective arguments), 
 from __future__ import annotations
 
 import os
+import re
 from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -36,6 +37,12 @@ _LAUNCHING = {
     *("privateuse1_runtime", "privateuse1_driver"),
 }
 _MEMORY = {"gpu_memcpy", "gpu_memset", "memcpy", "memset"}
+_OPERATORS = {"cpu_op", "operator"}
+# runtime calls that stall the host by themselves, or that order streams
+_STALLING = re.compile(r"Malloc|Free|HostAlloc|HostRegister|StreamWaitEvent")
+_INPUT = re.compile(r"DataLoader.*__next__")
+#: Host work with shorter interruptions counts as one stretch: Python between two ops is part of issuing them.
+BUSY_GAP_NS_MAX = 20_000
 
 
 class DeviceClass(IntEnum):
@@ -92,6 +99,9 @@ class KinetoEvents:
     steps: list[HostRange] = field(default_factory=list)
     ranges: list[HostRange] = field(default_factory=list)
     waits: list[HostRange] = field(default_factory=list)
+    calls: list[HostRange] = field(default_factory=list)
+    busy_start_ns: array[int] = field(default_factory=lambda: array("q"))
+    busy_end_ns: array[int] = field(default_factory=lambda: array("q"))
 
     def forget_launches(self) -> None:
         """Frees the launches, once each is tied to its device event."""
@@ -149,7 +159,7 @@ class _Collector:
         self._kernels: dict[str, tuple[int, bool]] = {}
         self._meaning: dict[str, tuple[int | None, Phase | None, bool]] = {}
         self._categories: dict[object, str] = {}
-        self._first_device = ""
+        self._busy: dict[int, list[int]] = {}
 
     def add(self, event: object) -> None:
         """Takes what matters from an event; the rest is dropped."""
@@ -169,6 +179,9 @@ class _Collector:
                 raise self._error(f"name must be a string, got {name!r}")
             self._device(event, name, kind)
         elif isinstance(name, str):
+            if kind == "operator":
+                start, duration = self._times(event)
+                self._work(self._thread(event), start, start + duration)
             (self._launch if kind == "launch" else self._host)(event, name)
 
     def _error(self, problem: str) -> TraceError:
@@ -226,8 +239,11 @@ class _Collector:
         columns = self.events
         start, duration = self._times(event)
         thread = self._thread(event)
+        self._work(thread, start, start + duration)
         if name.endswith("Synchronize"):
             columns.waits.append(HostRange(name, start, start + duration, thread))
+        elif _STALLING.search(name):
+            columns.calls.append(HostRange(name, start, start + duration, thread))
         args = event.get("args")
         correlation = _small(args.get("correlation")) if isinstance(args, dict) else -1
         if correlation >= 0:
@@ -236,7 +252,30 @@ class _Collector:
             columns.launch_start_ns.append(start)
             columns.launch_duration_ns.append(duration)
 
+    def _work(self, thread: int, start: int, end: int) -> None:
+        """Notes that a thread had recorded work open; stretches that nearly touch become one as they come."""
+        last = self._busy.get(thread)
+        if last is None:
+            self._busy[thread] = [start, end]
+        elif last[0] <= start <= last[1] + BUSY_GAP_NS_MAX:
+            last[1] = max(last[1], end)
+        else:
+            self.events.busy_start_ns.append(last[0])
+            self.events.busy_end_ns.append(last[1])
+            last[:] = start, end
+
+    def finish(self) -> None:
+        """Hands over what is still open."""
+        for start, end in self._busy.values():
+            self.events.busy_start_ns.append(start)
+            self.events.busy_end_ns.append(end)
+        self._busy.clear()
+
     def _host(self, event: Mapping[str, Any], name: str) -> None:
+        if _INPUT.search(name):
+            start, duration = self._times(event)
+            self.events.calls.append(HostRange(name, start, start + duration, self._thread(event)))
+            return
         known = self._meaning.get(name)
         if known is None:
             is_parent = name.startswith(_HOST_PARENTS)
@@ -279,6 +318,8 @@ def _category(category: str) -> str:
         return "memory"
     if lowered in _LAUNCHING:
         return "launch"
+    if lowered in _OPERATORS:
+        return "operator"
     return "skip" if lowered in _SKIPPED else "host"
 
 
@@ -341,6 +382,7 @@ def read_events(
     for event in stream:
         collector.add(event)
         events.num_events += 1
+    collector.finish()
     events.cut_short = stream.cut_short
     _describe(events, stream.meta)
     if not (events.device_name or events.steps or events.ranges):

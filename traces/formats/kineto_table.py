@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from traces.formats.intervals import merge
 from traces.formats.json_stream import whole
-from traces.formats.kineto_events import DeviceClass, HostRange, argument_bytes
+from traces.formats.kineto_events import BUSY_GAP_NS_MAX, DeviceClass, HostRange, KinetoEvents, argument_bytes
 from traces.formats.kineto_join import Joined, group_of
 from traces.formats.phases import kind_name, kind_of_collective
 from traces.formats.skew import Matched
@@ -112,6 +113,19 @@ def _device_rows(joined: Joined, waits: Mapping[int, int], shift_ns: int, part: 
     return frame
 
 
+def _busy(events: KinetoEvents) -> list[tuple[int, int]]:
+    """The stretches in which any host thread had recorded work open, each apart from the next by a real gap.
+
+    Nothing without steps: then no replay can ask for them.
+    """
+    if not events.steps:
+        return []
+    start = np.asarray(events.busy_start_ns, dtype=np.int64)
+    end = np.asarray(events.busy_end_ns, dtype=np.int64)
+    starts, ends = merge(start, end + BUSY_GAP_NS_MAX)
+    return list(zip(starts.tolist(), (ends - BUSY_GAP_NS_MAX).tolist(), strict=True))
+
+
 def _host_rows(joined: Joined, shift_ns: int) -> list[dict[str, Any]]:
     events = joined.events
     rows: list[dict[str, Any]] = []
@@ -133,6 +147,18 @@ def _host_rows(joined: Joined, shift_ns: int) -> list[dict[str, Any]]:
 
     rows.extend(row(found, "step") for found in events.steps)
     rows.extend(row(found, "host_wait") for found in events.waits)
+    rows.extend(row(found, "host_call") for found in events.calls)
+    rows.extend(
+        {
+            "stream": "host",
+            "thread": "host",
+            "kind": "host_work",
+            "op": "recorded host work",
+            "start_ns": start + shift_ns,
+            "end_ns": end + shift_ns,
+        }
+        for start, end in _busy(events)
+    )
     launched = {id(op.host) for op in joined.ops if op.host is not None}
     for found in joined.collectives:
         if id(found) in launched:

@@ -15,10 +15,11 @@ from nestpipe.timeline.metrics import measure
 from sim.costs.trace import Mode, costs_from_trace
 from sim.engine.engine import simulate
 from sim.engine.folding import World
-from sim.engine.replay import Scales, replay
+from sim.engine.replay import Cause, Scales, replay, replay_recording
 from sim.network.cost import network_costs
 from topologies.cluster import load_cluster
 from traces.formats.importing import import_traces
+from traces.recording import Recording, recording
 
 US = 1_000
 
@@ -222,3 +223,58 @@ def test_a_trace_without_any_of_the_ops_is_refused() -> None:
         costs_from_trace(_frame(_host("step", 0, 10)), load("sync"))
     with pytest.raises(TraceError, match="batch_scale must be positive, got 0"):
         costs_from_trace(_steps([1]), load("sync"), batch_scale=0)
+
+
+# -- whole recordings
+
+
+def _recorded(shared_data: Path, name: str) -> Recording:
+    folder = shared_data / "real/kineto"
+    return recording(import_traces(sorted(folder.glob(name))).table.frame)
+
+
+RECORDINGS = {
+    "dlrm_v100x8/*": 0.005,
+    "resnet_ddp_a100x2*": 0.001,
+    "recsys_a100x8*": 0.005,
+    "torchrec_sparsedist_v100x4_sst5/*": 0.005,
+    "torchrec_sparsedist_v100x4_sst2_slow/*": 0.001,
+}
+
+
+@pytest.mark.parametrize("name", RECORDINGS)
+def test_a_recording_comes_out_again_and_its_parts_sum_to_the_step(shared_data: Path, name: str) -> None:
+    source = _recorded(shared_data, name)
+    found = replay_recording(source, Scales())
+    steps = found.steps
+    assert abs(steps["replayed_ns"].mean() / steps["recorded_ns"].mean() - 1) < RECORDINGS[name]
+    parts = steps[[f"{cause}_ns" for cause in Cause]].sum(axis=1)
+    assert parts.tolist() == steps["replayed_ns"].tolist()
+    if len(found.pace):
+        assert abs(found.pace["replayed_ns"].mean() / found.pace["recorded_ns"].mean() - 1) < 0.01
+    # what no rule explains of the starts of ops, critical or not
+    late = sum(op.unexplained_ns for each in source.ranks for op in each.ops)
+    assert late < 0.02 * steps["recorded_ns"].sum()
+
+
+@pytest.mark.parametrize("name", ["dlrm_v100x8/*", "resnet_ddp_a100x2*", "recsys_a100x8*"])
+def test_without_the_host_nothing_makes_the_step_come_out(shared_data: Path, name: str) -> None:
+    steps = replay_recording(_recorded(shared_data, name), Scales(host=0)).steps
+    assert steps["replayed_ns"].mean() < 0.8 * steps["recorded_ns"].mean()
+
+
+def test_without_its_dependencies_between_streams_the_step_does_not_come_out(shared_data: Path) -> None:
+    source = _recorded(shared_data, "recsys_a100x8*")
+    for op in source.ranks[0].ops:
+        op.other = op.room = None
+    steps = replay_recording(source, Scales()).steps
+    assert steps["replayed_ns"].mean() < 0.95 * steps["recorded_ns"].mean()
+
+
+def test_the_rank_that_stalls_is_named_and_stays_late(shared_data: Path) -> None:
+    found = replay_recording(_recorded(shared_data, "torchrec_sparsedist_v100x4_sst2_slow/*"), Scales())
+    late = found.late.set_index("rank")["waited_ns"]
+    assert late.idxmax() == 2
+    assert late[2] > 0.95 * late.sum()
+    gaps = found.steps.groupby("rank")["gaps_ns"].mean()
+    assert gaps[2] > 10 * gaps.drop(2).max()

@@ -12,7 +12,7 @@ from traces.formats import chakra
 from traces.formats.export_chakra import write_chakra
 from traces.formats.format import Options
 from traces.formats.importing import import_traces
-from traces.table import make_table
+from traces.table import EXTRA_KINDS, make_table
 
 
 def test_chakra_and_back_loses_no_cell(tmp_path: Path) -> None:
@@ -22,7 +22,7 @@ def test_chakra_and_back_loses_no_cell(tmp_path: Path) -> None:
     assert [path.name for path in written] == ["trace.0.et", "comm_group.json"]
     assert any("one compute and one communication" in warning for warning in warnings)
     back = import_traces(written[:1]).table.frame
-    kept = frame[frame["kind"] != "step"].sort_values("start_ns", kind="stable", ignore_index=True)
+    kept = frame[~frame["kind"].isin(list(EXTRA_KINDS))].sort_values("start_ns", kind="stable", ignore_index=True)
     pd.testing.assert_frame_equal(back, kept)
 
 

@@ -66,7 +66,7 @@ def test_command_line_writes_the_table_and_prints_the_summary(tmp_path: Path) ->
     summary = json.loads(result.stdout)
     assert summary["ranks"][0]["collectives"]["all_to_all"]["bytes"] == 8512
     table = read_table(out)
-    assert len(table.frame) == summary["num_rows"] == 9
+    assert len(table.frame) == summary["num_rows"] == 15
     assert [file.format for file in table.files] == ["kineto"]
     for form, expected in (("text", "classified 100.0 %"), ("csv", "rank,world_size,num_steps")):
         result = CliRunner().invoke(app, ["trace", "import", str(path), "--format", form])

@@ -25,7 +25,7 @@ def test_sizes_come_from_the_kernel_where_shapes_were_not_recorded(tmp_path: Pat
     assert (found["count"], found["bytes"], found["bytes_out"], found["kernel_us"]) == (1, 200, 240, 50.75)
     row = imported.table.frame.query("collective == 'all_to_all'").iloc[0]
     assert (row["splits"], row["group"], row["group_size"], row["step"]) == ("[50, 50]", "0", 16, 7)
-    assert set(imported.table.frame["stream"]) == {"device 0 stream 20", "device 0 stream 7", "host 100"}
+    assert set(imported.table.frame["stream"]) == {"device 0 stream 20", "device 0 stream 7", "host 100", "host"}
 
 
 SPELLINGS = {
