@@ -19,7 +19,19 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from nestpipe.base import ExecutorError, parse_yaml, unknown_name
 
-__all__ = ["option", "read_options"]
+__all__ = ["Scope", "option", "read_options", "terms"]
+
+
+class Scope(StrEnum):
+    """How far the value of an option has to be the same.
+
+    result: it decides what is computed, so all ranks need the same, and so does a run that resumes another.
+    run: all ranks need the same. rank: every rank may have its own.
+    """
+
+    RESULT = "result"
+    RUN = "run"
+    RANK = "rank"
 
 
 def option(
@@ -30,6 +42,8 @@ def option(
     flag: str | None = None,
     parse: Callable[[str], Any] | None = None,
     collect: Callable[[Sequence[str]], Any] | None = None,
+    scope: Scope = Scope.RESULT,
+    identity: Callable[[Any], str] = str,
 ) -> Any:
     """A dataclass field that is an option.
 
@@ -40,10 +54,20 @@ def option(
         flag: `--name-of-the-field` if not given.
         parse: from the text of one value; by the type of the field if not given.
         collect: from the texts of all values of an option that may be repeated.
+        scope: who needs the same value.
+        identity: the text by which values are compared, for what is more than its name, such as a file.
     """
-    return field(
-        default=default, metadata={"help": help, "group": group, "flag": flag, "parse": parse, "collect": collect}
-    )
+    metadata = {"help": help, "group": group, "flag": flag, "parse": parse, "collect": collect}
+    return field(default=default, metadata=metadata | {"scope": scope, "identity": identity})
+
+
+def terms(given: Any, *scopes: Scope) -> dict[str, str]:
+    """The options of these scopes as a dataclass instance has them: flags and texts by which they are compared."""
+    return {
+        _flag(each): each.metadata["identity"](getattr(given, each.name))
+        for each in fields(given)
+        if each.metadata["scope"] in scopes
+    }
 
 
 def read_options(parser: argparse.ArgumentParser, classes: Sequence[type], arguments: Sequence[str]) -> list[Any]:
@@ -100,11 +124,11 @@ def _add_option(group: Any, each: Field[Any], kind: Any) -> None:
     else:
         more |= {"type": each.metadata["parse"] or kind}
         help = help.rstrip(".") + ("." if each.default is None else f" (default {_shown(each.default)}).")
-    group.add_argument(each.metadata["flag"] or _flag(each.name), dest=each.name, help=help, **more)
+    group.add_argument(_flag(each), dest=each.name, help=help, **more)
 
 
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
+def _flag(each: Field[Any]) -> str:
+    return each.metadata["flag"] or "--" + each.name.replace("_", "-")
 
 
 def _shown(default: Any) -> str:
@@ -131,7 +155,7 @@ def _read_config(path: Path, known: dict[str, Field[Any]]) -> dict[str, Any]:
     document = parse_yaml(text, ExecutorError, source=str(path))
     if not isinstance(document, dict):
         raise ExecutorError(f"{path}: expected options by name, such as 'batch: 256', got {document!r:.40}")
-    by_flag = {(each.metadata["flag"] or _flag(name)).removeprefix("--"): each for name, each in known.items()}
+    by_flag = {_flag(each).removeprefix("--"): each for each in known.values()}
     defaults: dict[str, Any] = {}
     for key, value in document.items():
         name = str(key).replace("_", "-")

@@ -21,7 +21,7 @@ import torch
 
 from executor.app.options import RunOptions, load_loop, make_trainer
 from executor.app.session import Outputs, last_batch, train
-from executor.options import option, read_options
+from executor.options import Scope, option, read_options, terms
 from executor.runtime import ProcessGroups, Watchdog, join_world, latest, restore
 from nestpipe.base import ExecutorError, NestPipeError
 
@@ -35,11 +35,13 @@ _PROCESS: Final = "Processes"
 class ProcessOptions:
     """How each rank's process runs and meets the others."""
 
-    backend: str | None = option(None, "gloo, nccl, or another that torch knows.", group=_PROCESS)
-    device: str = option("cpu", "cpu or cuda.", group=_PROCESS)
-    threads: int = option(1, "Threads per rank for torch's CPU kernels.", group=_PROCESS)
-    timeout_s: float = option(120.0, "End all ranks after this long without progress.", group=_PROCESS)
-    rendezvous_s: float = option(60.0, "How long to wait for the other ranks.", group=_PROCESS)
+    backend: str | None = option(None, "gloo, nccl, or another that torch knows.", group=_PROCESS, scope=Scope.RUN)
+    device: str = option("cpu", "cpu or cuda.", group=_PROCESS, scope=Scope.RUN)
+    threads: int = option(1, "Threads per rank for torch's CPU kernels.", group=_PROCESS, scope=Scope.RANK)
+    timeout_s: float = option(
+        120.0, "End all ranks after this long without progress.", group=_PROCESS, scope=Scope.RANK
+    )
+    rendezvous_s: float = option(60.0, "How long to wait for the other ranks.", group=_PROCESS, scope=Scope.RANK)
 
     def __post_init__(self) -> None:
         try:
@@ -75,6 +77,7 @@ def run(arguments: Sequence[str]) -> None:
         device=process.device,
         timeout_s=10 * process.timeout_s,
         rendezvous_s=process.rendezvous_s,
+        terms=_terms(options, outputs, process),
     )
     watchdog = Watchdog(world, timeout_s=process.timeout_s)
     watchdog.start()
@@ -83,6 +86,14 @@ def run(arguments: Sequence[str]) -> None:
     world.leave()
     if world.rank == 0:
         print(json.dumps(result), flush=True)
+
+
+def _terms(*options: Any) -> dict[str, str]:
+    """What every rank must have alike."""
+    found = {"the version of torch": str(torch.__version__)}
+    for each in options:
+        found |= terms(each, Scope.RESULT, Scope.RUN)
+    return found
 
 
 def _use_cuda(options: RunOptions) -> None:

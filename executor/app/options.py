@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -25,7 +27,7 @@ from executor.data import (
     cluster_by_keys,
 )
 from executor.models import DLRM, FuXiBlock, HSTUBlock, Model, SequenceModel
-from executor.options import option
+from executor.options import Scope, option
 from executor.runtime import (
     Delay,
     ProcessGroups,
@@ -37,7 +39,7 @@ from executor.runtime import (
 )
 from nestpipe.base import ExecutorError
 from nestpipe.checks import require_safe
-from nestpipe.ir import Loop, with_micro_batches
+from nestpipe.ir import Loop, show, with_micro_batches
 from nestpipe.schedules import load
 from traces.keys import detect_layout, read_keys, zipf_ranks
 
@@ -75,15 +77,44 @@ def _delays(texts: Sequence[str]) -> tuple[Delay, ...]:
     return tuple(map(Delay.parse, texts))
 
 
+def _schedule_identity(schedule: str) -> str:
+    """The schedule by its text: a name may stand for different files on different machines."""
+    return f"{schedule} (SHA-256 {hashlib.sha256(show(load(schedule)).encode()).hexdigest()[:16]})"
+
+
+def _content(path: Path | None) -> str:
+    """A file by its content, wherever it lies."""
+    if path is None:
+        return "none"
+    try:
+        stat = path.stat()
+        return _content_of(path, stat.st_size, stat.st_mtime_ns)
+    except OSError as error:
+        return f"{path} ({error.strerror})"
+
+
+@cache
+def _content_of(path: Path, size_bytes: int, mtime_ns: int) -> str:  # noqa: ARG001 - of a changed file it is another
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return f"{size_bytes} bytes (SHA-256 {digest[:16]})"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions(Settings):
     """Everything that a run is made of. Command line, tests and benchmarks make trainers of it."""
 
-    schedule: str = option("nestpipe", "Catalogue name or file of schedule text.", group=_SCHEDULE)
+    schedule: str = option(
+        "nestpipe", "Catalogue name or file of schedule text.", group=_SCHEDULE, identity=_schedule_identity
+    )
     micro_batches: int | None = option(None, "Per batch; the schedule's if not given.", group=_SCHEDULE)
-    allow_staleness: int = option(0, "Steps by which rows may be stale.", group=_SCHEDULE)
-    unchecked: bool = option(False, "Run a schedule that the checks reject, to see what happens.", group=_SCHEDULE)
-    steps: int | None = option(20, "Batches to train; 0 trains until the data end.", group=_SCHEDULE, parse=_steps)
+    allow_staleness: int = option(0, "Steps by which rows may be stale.", group=_SCHEDULE, scope=Scope.RUN)
+    unchecked: bool = option(
+        False, "Run a schedule that the checks reject, to see what happens.", group=_SCHEDULE, scope=Scope.RUN
+    )
+    steps: int | None = option(
+        20, "Batches to train; 0 trains until the data end.", group=_SCHEDULE, parse=_steps, scope=Scope.RUN
+    )
     model: ModelKind = option(ModelKind.DLRM, "Which model.", group=_MODEL)
     dim: int = option(32, "Width of embedding rows.", group=_MODEL)
     num_rows: int = option(100_000, "Rows of each table.", group=_MODEL)
@@ -96,15 +127,22 @@ class RunOptions(Settings):
     heads: int = option(2, "Attention heads.", group=_MODEL)
     max_length: int = option(50, "Longest sequence, target included.", group=_MODEL)
     num_negatives: int = option(32, "Sampled negatives of a sequence.", group=_MODEL)
-    data: Path | None = option(None, "Key file, MovieLens ratings or KuaiRand log; generated if none.", group=_DATA)
+    data: Path | None = option(
+        None, "Key file, MovieLens ratings or KuaiRand log; generated if none.", group=_DATA, identity=_content
+    )
     batch_size: int = option(256, "Samples per rank and batch.", group=_DATA, flag="--batch")
-    epochs: int = option(1, "Passes over the sequences of a file.", group=_DATA)
+    epochs: int = option(1, "Passes over the sequences of a file.", group=_DATA, scope=Scope.RUN)
     exponent: float = option(1.05, "Zipf exponent of generated keys.", group=_DATA)
     mean_length: float = option(2.0, "Mean keys per bag of generated data.", group=_DATA)
     weighted: bool = option(False, "Generate a weight for every key of a DLRM.", group=_DATA)
     cluster: bool = option(False, "Put samples that share keys into one micro-batch.", group=_DATA)
     delays: tuple[Delay, ...] = option(
-        (), "KIND:RANK:MS before each such op; RANK may be *.", group=_DEVICE, flag="--delay", collect=_delays
+        (),
+        "KIND:RANK:MS before each such op; RANK may be *.",
+        group=_DEVICE,
+        flag="--delay",
+        collect=_delays,
+        scope=Scope.RUN,
     )
     emulated: EmulatedDevice | None = option(
         None,
@@ -112,6 +150,7 @@ class RunOptions(Settings):
         group=_DEVICE,
         flag="--emulate",
         collect=EmulatedDevice.parse,
+        scope=Scope.RUN,
     )
 
     def __post_init__(self) -> None:

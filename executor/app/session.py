@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from executor.app.options import RunOptions
-from executor.options import option
+from executor.options import Scope, option
 from executor.runtime import Trainer, counters, gather_timeline, save, state_digests
 from nestpipe.base import ExecutorError, ns_to_ms, ns_to_s
 from nestpipe.ir import OpKind
@@ -30,11 +30,13 @@ _FILES = "Files"
 class Outputs:
     """What a run writes besides its result."""
 
-    checkpoint: Path | None = option(None, "Folder of checkpoints.", group=_FILES)
-    checkpoint_every: int | None = option(None, "Batches between checkpoints; only the last if none.", group=_FILES)
-    resume: bool = option(False, "Go on from the newest checkpoint.", group=_FILES)
-    timeline: Path | None = option(None, "Write the measured Timeline as Parquet.", group=_FILES)
-    chrome: Path | None = option(None, "Write Kineto/Chrome traces into this folder.", group=_FILES)
+    checkpoint: Path | None = option(None, "Folder of checkpoints.", group=_FILES, scope=Scope.RUN)
+    checkpoint_every: int | None = option(
+        None, "Batches between checkpoints; only the last if none.", group=_FILES, scope=Scope.RUN
+    )
+    resume: bool = option(False, "Go on from the newest checkpoint.", group=_FILES, scope=Scope.RUN)
+    timeline: Path | None = option(None, "Write the measured Timeline as Parquet.", group=_FILES, scope=Scope.RANK)
+    chrome: Path | None = option(None, "Write Kineto/Chrome traces into this folder.", group=_FILES, scope=Scope.RANK)
 
     def __post_init__(self) -> None:
         if self.checkpoint_every is not None and self.checkpoint_every < 1:

@@ -1,4 +1,4 @@
-"""The ranks of a run: rendezvous, one process group per communicator stream, and the collectives that the ops call.
+"""The ranks of a run: one process group per communicator stream, and the collectives that the ops call.
 
 In debug mode every collective is preceded by an exchange of fingerprints on the same group: kind, stream, batch,
 micro-batch, dtype, and the bytes to and from every peer. gloo swaps equal-sized messages without a word and aborts the
@@ -8,9 +8,7 @@ process on a size mismatch; a fingerprint that differs becomes an error that nam
 from __future__ import annotations
 
 import itertools
-import os
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -18,10 +16,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch._C._distributed_c10d import PrefixStore
 
 from executor.process import keep_freed_memory
 from executor.runtime.duplex import all_to_all_duplex
+from executor.runtime.meeting import meet, number_from
 from nestpipe.base import ExecutorError, unknown_name
 from nestpipe.ir import Op, OpKind, Resource, group_of, group_ranks, op_name
 
@@ -203,104 +202,42 @@ def join_world(
     timeout_s: float = 1800.0,
     rendezvous_s: float = 60.0,
     threads: int | None = None,
+    terms: Mapping[str, str] | None = None,
 ) -> ProcessGroups:
-    """Meet the other ranks, which torchrun or plain environment variables describe.
+    """Meet the other ranks and make the group of all of them; see `meet`.
 
-    The backend is gloo on CPU and NCCL on CUDA unless named. Reads RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and
-    LOCAL_RANK; without them this process is the whole world. `threads` is for torch's CPU kernels, torch's own choice
-    unless given. Sets what malloc does with freed memory, for this process (`executor.process`).
+    The backend is gloo on CPU and NCCL on CUDA unless named. `threads` is for torch's CPU kernels, torch's own choice
+    unless given. `terms` are what all ranks must have alike. Reads LOCAL_RANK on CUDA. Sets what malloc does with freed
+    memory, for this process (`executor.process`).
 
     Raises:
-        ExecutorError: if a variable or the backend is wrong, the port is taken, or the others do not come in time.
+        ExecutorError: if the backend is wrong, or the ranks do not meet.
     """
     keep_freed_memory()
     if threads is not None:
         torch.set_num_threads(threads)
     backend = backend or ("gloo" if device == "cpu" else "nccl")
-    rank, world_size = _number("RANK", 0), _number("WORLD_SIZE", 1)
-    if not 0 <= rank < world_size:
-        raise ExecutorError(f"RANK must lie in 0 to WORLD_SIZE - 1 = {world_size - 1}, got {rank}")
-    # a world of one meets nobody, so it takes any free port
-    address = (os.environ.get("MASTER_ADDR", "127.0.0.1"), _number("MASTER_PORT", 29500 if world_size > 1 else 0))
-    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    run, restart = (os.environ.get(f"TORCHELASTIC_{name}", "0") for name in ("RUN_ID", "RESTART_COUNT"))
-    prefix = f"nestpipe/{run}/{restart}"
-    _check_backend(backend)
-    if address[1] >= 1 << 16:
-        raise ExecutorError(f"environment variable MASTER_PORT must be a port below {1 << 16}, got {address[1]}")
-    try:
-        store = _meet(address, rank, world_size, rank == 0 and not agent, rendezvous_s, f"{prefix}/arrivals")
-        dist.init_process_group(
-            backend if device == "cpu" else f"cpu:gloo,{device}:{backend}",
-            store=PrefixStore(prefix, store),
-            rank=rank,
-            world_size=world_size,
-            timeout=timedelta(seconds=timeout_s),
-        )
-    except (RuntimeError, ValueError) as error:
-        raise ExecutorError(_rendezvous_problem(error, address, rank, world_size, rendezvous_s)) from None
-    return ProcessGroups(
-        rank=rank,
-        world_size=world_size,
-        device=torch.device(device, _number("LOCAL_RANK", 0)) if device == "cuda" else torch.device(device),
-        backend=backend,
-        timeout=timedelta(seconds=timeout_s),
-        address=(address[0], store.port),
-        prefix=prefix,
-    )
-
-
-def _check_backend(backend: str) -> None:
     if backend not in dist.Backend.backend_list:
         raise ExecutorError(unknown_name("backend", backend, dist.Backend.backend_list))
     if backend == "nccl" and not dist.is_nccl_available():
         raise ExecutorError("backend nccl: this torch was built without it; use gloo, or install torch for CUDA")
-
-
-def _meet(address: tuple[str, int], rank: int, world_size: int, serves: bool, wait_s: float, prefix: str) -> TCPStore:
-    """The store of the ranks, once all of them have come to it."""
-    wait = timedelta(seconds=wait_s)
-    store = _within(wait_s, lambda: TCPStore(*address, world_size, serves, wait, False))
-    arrivals = PrefixStore(prefix, store)
-    arrivals.set(str(rank), "here")
-    arrivals.wait([str(other) for other in range(world_size)], wait)
-    return store
-
-
-def _within(seconds: float, connect: Callable[[], TCPStore]) -> TCPStore:
-    """What `connect` returns, given up after a while: a stranger on the port may accept and never answer."""
-    found: list[TCPStore | Exception] = []
-
-    def run() -> None:
-        try:
-            found.append(connect())
-        except Exception as error:
-            found.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if not found:
-        raise RuntimeError("the process that listens there does not answer")
-    if isinstance(found[0], Exception):
-        raise found[0]
-    return found[0]
-
-
-def _number(name: str, default: int) -> int:
-    text = os.environ.get(name)
-    if text is None:
-        return default
-    if not text.isdigit():
-        raise ExecutorError(f"environment variable {name} must be a whole number, got {text!r}")
-    return int(text)
-
-
-def _rendezvous_problem(error: Exception, address: tuple[str, int], rank: int, world_size: int, wait_s: float) -> str:
-    host, port = address
-    if "EADDRINUSE" in str(error) or "already in use" in str(error):
-        return f"rank {rank}: port {port} on {host} is in use; set MASTER_PORT to a free port"
-    return (
-        f"rank {rank} of {world_size} could not meet the others at {host}:{port} within {wait_s:g} s; check that "
-        f"rank 0 runs there and that all {world_size} ranks were started: {str(error).splitlines()[0]}"
+    meeting = meet(wait_s=rendezvous_s, terms=terms or {})
+    try:
+        dist.init_process_group(
+            backend if device == "cpu" else f"cpu:gloo,{device}:{backend}",
+            store=PrefixStore(meeting.prefix, meeting.store),
+            rank=meeting.rank,
+            world_size=meeting.world_size,
+            timeout=timedelta(seconds=timeout_s),
+        )
+    except (RuntimeError, ValueError) as error:
+        raise ExecutorError(f"rank {meeting.rank}: the process group cannot be made: {error}") from None
+    return ProcessGroups(
+        rank=meeting.rank,
+        world_size=meeting.world_size,
+        device=torch.device(device, number_from("LOCAL_RANK", 0)) if device == "cuda" else torch.device(device),
+        backend=backend,
+        timeout=timedelta(seconds=timeout_s),
+        address=meeting.address,
+        prefix=meeting.prefix,
     )

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from executor.data import Clustering, HostStore, Source, make_layout
 from executor.models import DenseOptimizer, Model, OptimizerKind, sparse_optimizer
-from executor.options import option
+from executor.options import Scope, option
 from executor.runtime.buffers import Buffers
 from executor.runtime.cursor import plan_lanes, uses_of
 from executor.runtime.groups import ProcessGroups
@@ -60,11 +60,13 @@ class Settings:
     dense_lr: float = option(0.01, "Learning rate of the dense parameters.", group=_TRAINING)
     seed: int = option(0, "Seed of data, tables and parameters.", group=_TRAINING)
     domain_size: int | None = option(None, "Ranks per domain, for 2D schedules.", group=_TRAINING)
-    storage: Path | None = option(None, "Keep tables in memory-mapped files in this folder.", group=_TRAINING)
+    storage: Path | None = option(
+        None, "Keep tables in memory-mapped files in this folder.", group=_TRAINING, scope=Scope.RANK
+    )
     comm_dtype: CommDtype = option(CommDtype.FLOAT32, "Of rows and gradients on the wire.", group=_CHECKS)
     loss_scale: float = option(1.0, "Multiplies the loss before backward, for float16.", group=_CHECKS)
     nan: NanPolicy = option(NanPolicy.STOP, "What to do about NaN and infinity.", group=_CHECKS)
-    debug: bool = option(False, "Fingerprint collectives, check reads, poison buffers.", group=_CHECKS)
+    debug: bool = option(False, "Fingerprint collectives, check reads, poison buffers.", group=_CHECKS, scope=Scope.RUN)
 
     def __post_init__(self) -> None:
         for name in ("loss_scale", "lr", "dense_lr"):

@@ -213,6 +213,8 @@ def run_ranks(
     timeout_s: float = 240.0,
     only: Sequence[int] | None = None,
     before: Callable[[], None] | None = None,
+    own: Mapping[int, Sequence[str]] | None = None,
+    sizes: Mapping[int, int] | None = None,
 ) -> list[RankEnd]:
     """Run the executor's command line on forked ranks and wait for all; those left after the timeout are killed.
 
@@ -224,6 +226,8 @@ def run_ranks(
         timeout_s: of all of them.
         only: the ranks to start; all if not given.
         before: called on each rank before the command line.
+        own: more arguments of some ranks.
+        sizes: the WORLD_SIZE that some ranks are told instead.
     """
     context, ranks = rank_context(), range(world_size) if only is None else only
     with ExitStack() as stack:
@@ -233,9 +237,8 @@ def run_ranks(
             # not files: a limit on the size of files must not cut what a rank says about it
             pipes = [context.Pipe(duplex=False) for _ in range(2)]
             writers = tuple(writer for _, writer in pipes)
-            process = context.Process(
-                target=_command_line, args=(rank, world_size, port, writers, list(arguments), fault, before)
-            )
+            size, mine = (sizes or {}).get(rank, world_size), [*arguments, *(own or {}).get(rank, ())]
+            process = context.Process(target=_command_line, args=(rank, size, port, writers, mine, fault, before))
             process.start()
             processes.append(process)
             for writer in writers:
