@@ -247,13 +247,18 @@ def require_implemented(loop: Loop) -> None:
     """Refuse a schedule that the executor cannot run.
 
     Raises:
-        ScheduleError: naming the kinds that have no implementation.
+        ScheduleError: naming the kinds that have no implementation, or an update that writes states itself.
     """
     unknown = sorted({op.kind for op in loop.ops} - IMPLEMENTATIONS.keys())
     if unknown:
         raise ScheduleError(
             f"{loop.name}: the executor has no implementation of {', '.join(unknown)}; "
             f"it runs {', '.join(sorted(IMPLEMENTATIONS))}"
+        )
+    if any(op.kind is OpKind.UPDATE and access.data in CACHES for op in loop.ops for access in op.writes):
+        raise ScheduleError(
+            f"{loop.name}: update writes table or optimizer itself, which the executor does not run; "
+            "let it write rows and moments, or let write_back apply owned_grads"
         )
 
 

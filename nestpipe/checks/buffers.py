@@ -34,6 +34,7 @@ class _Touch:
     instance: int
     writes: bool
     whole: bool
+    named: bool
 
 
 @dataclass(slots=True)
@@ -179,18 +180,19 @@ class _Walk:
             slot = slot_of(access, self.buffers[data], self.micro_batches)
         whole = writes and not KINDS[op.kind].in_place
         if data not in self.in_pieces:
-            yield _Touch((data, slot, None), instance, writes, whole)
+            yield _Touch((data, slot, None), instance, writes, whole, True)
             return
-        pieces = range(self.micro_batches) if op.micro_batch is None else (op.micro_batch,)
-        for piece in pieces:
-            yield _Touch((data, slot, piece), instance, writes, whole)
+        # dense gradients accumulate over the micro-batches: whoever sums them over ranks takes all there are
+        everything = op.micro_batch is None or KINDS[op.kind].meaning is Meaning.REDUCE
+        for piece in range(self.micro_batches) if everything else (op.micro_batch,):
+            yield _Touch((data, slot, piece), instance, writes, whole, op.micro_batch in (None, piece))
 
     def read(self, op: int, touch: _Touch) -> Finding | None:
         cell = self.cells.setdefault(touch.cell, _CellState())
         if cell.writer is not None and not self.order.ordered(cell.writer, op):
             return self.race(cell.writer, op, touch, cell)
         cell.readers.append(op)
-        if touch.cell[0] is not Data.DENSE and cell.content != touch.instance:
+        if touch.named and touch.cell[0] is not Data.DENSE and cell.content != touch.instance:
             return self.overwritten(op, touch, cell)
         return None
 
@@ -201,7 +203,7 @@ class _Walk:
                 return self.race(other, op, touch, cell)
         if touch.whole:
             cell.content = touch.instance
-        elif touch.cell[0] is not Data.DENSE and cell.content != touch.instance:
+        elif touch.named and touch.cell[0] is not Data.DENSE and cell.content != touch.instance:
             return self.overwritten(op, touch, cell)
         cell.writer, cell.readers = op, []
         return None

@@ -6,21 +6,20 @@ from rank to rank; `require_safe` raises where a schedule must not run. The rule
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 from nestpipe.base import DeadlockError, ScheduleError, unknown_name
-from nestpipe.checks.buffers import buffer_bytes, buffer_findings, peak_buffers
-from nestpipe.checks.order import Stuck, order_of
+from nestpipe.checks.buffers import buffer_bytes
+from nestpipe.checks.follow import Facts, deadlock, follow, follow_program
 from nestpipe.checks.rendezvous import run_together
-from nestpipe.checks.report import Finding, KeyClass, Report, Verdict, WitnessStep
+from nestpipe.checks.report import KeyClass, Report, Verdict
 from nestpipe.checks.report_text import excerpt, finding_text
 from nestpipe.checks.rules import RULES, Rule, broken_rules
-from nestpipe.checks.staleness import FOLLOWED, scenarios, versions
 from nestpipe.checks.versions import means
-from nestpipe.checks.window import lengths_to_check, num_batches_to_check, num_micro_batches_to_check
-from nestpipe.ir import KINDS, Data, Loop, Meaning, Place, Program, unroll, with_micro_batches
+from nestpipe.checks.window import num_batches_to_check, num_micro_batches_to_check
+from nestpipe.ir import KINDS, Data, Loop, Meaning, Place, Program
 
 __all__ = [
     "RULES",
@@ -47,15 +46,11 @@ def check(loop: Loop, *, size_bytes: Mapping[Data, int] | None = None) -> Report
     Raises:
         ScheduleError: if `size_bytes` misses a buffer or names one that the loop does not have.
     """
-    facts = _Facts(findings=broken_rules(loop))
+    facts = Facts(findings=broken_rules(loop))
     bytes_per_rank = None if size_bytes is None else _memory(loop, size_bytes)
     num_batches = 0
     if not facts.findings:
-        small = with_micro_batches(loop, num_micro_batches_to_check(loop))
-        for num_batches in lengths_to_check(loop):
-            _examine(unroll(small, num_batches), facts, [max(0, num_batches - FOLLOWED)])
-            if facts.undecided:
-                break
+        facts, num_batches = follow(loop)
     return _report(loop, facts, bytes_per_rank, num_batches)
 
 
@@ -77,16 +72,16 @@ def check_programs(
     """
     if not programs:
         raise ScheduleError("no program to check; give at least one")
-    facts = _Facts(findings=[finding for program in programs for finding in broken_rules(program)])
+    facts = Facts(findings=[finding for program in programs for finding in broken_rules(program)])
     bytes_per_rank = None if size_bytes is None else _memory(programs[0], size_bytes)
     if not facts.findings and len(programs) > 1:
         stuck = run_together(programs, domain_size)
         if stuck is not None:
-            facts.findings.append(_deadlock(stuck))
+            facts.findings.append(deadlock(stuck))
     if not facts.findings:
-        for program in dict.fromkeys(replace(program, ranks=None) for program in programs):
-            last = max(0, program.steps - FOLLOWED)
-            _examine(program, facts, sorted({*range(0, last, FOLLOWED // 2), last}))
+        alone = len(programs) == 1
+        for program in programs if alone else dict.fromkeys(replace(program, ranks=(0,)) for program in programs):
+            facts.merge(follow_program(program))
     return _report(programs[0], facts, bytes_per_rank, programs[0].steps)
 
 
@@ -121,55 +116,6 @@ def _check_once(loop: Loop) -> Report:
     return check(loop)
 
 
-@dataclass(slots=True)
-class _Facts:
-    """What has been found so far; `undecided` once a finding leaves the versions undefined."""
-
-    findings: list[Finding] = field(default_factory=list)
-    rows: dict[int | None, int] = field(default_factory=dict)
-    optimizer: dict[int | None, int] = field(default_factory=dict)
-    dense: int = 0
-    peaks: dict[Data, int] = field(default_factory=dict)
-
-    @property
-    def undecided(self) -> bool:
-        return any(f.verdict not in (Verdict.SYNCHRONOUS, Verdict.STALE) for f in self.findings)
-
-    def add(self, findings: Iterable[Finding]) -> None:
-        known = {finding.rule for finding in self.findings}
-        self.findings += [finding for finding in findings if finding.rule not in known]
-
-
-def _examine(program: Program, facts: _Facts, first_batches: Sequence[int]) -> None:
-    """Adds what one program shows; follows the keys first touched from `first_batches` on."""
-    order = order_of(program)
-    undefined = [_deadlock(order)] if isinstance(order, Stuck) else buffer_findings(program, order)
-    if isinstance(order, Stuck) or undefined:
-        facts.add(undefined)
-        for known in (facts.rows, facts.optimizer, facts.peaks):
-            known.clear()
-        return
-    for data, peak in peak_buffers(program, order).items():
-        facts.peaks[data] = max(peak, facts.peaks.get(data, 0))
-    for scenario in scenarios(program.ops):
-        for first_batch in first_batches:
-            found = versions(program, order, scenario, first_batch)
-            facts.add(found.findings)
-            facts.dense = max(facts.dense, found.dense)
-            for mine, theirs in ((facts.rows, found.rows), (facts.optimizer, found.optimizer)):
-                for distance, stale in theirs.items():
-                    mine[distance] = max(stale, mine.get(distance, 0))
-
-
-def _deadlock(stuck: Stuck) -> Finding:
-    steps = tuple(WitnessStep(op=h.op, stream=h.stream, note=h.reason, rank=h.rank) for h in stuck.heads)
-    message = (
-        f"{len(steps)} streams are stuck after {stuck.num_done} of {stuck.num_ops} ops, each waiting for another; "
-        "drop one of these waits, or move the op that is waited for up in its stream"
-    )
-    return Finding(rule="deadlock", verdict=Verdict.DEADLOCK, message=message, witness=steps)
-
-
 def _memory(schedule: Loop | Program, size_bytes: Mapping[Data, int]) -> dict[Place, int]:
     declared = {buffer.data for buffer in schedule.buffers}
     if missing := sorted(declared - set(size_bytes)):
@@ -184,7 +130,7 @@ def _memory(schedule: Loop | Program, size_bytes: Mapping[Data, int]) -> dict[Pl
 
 
 def _report(
-    schedule: Loop | Program, facts: _Facts, bytes_per_rank: Mapping[Place, int] | None, num_batches: int
+    schedule: Loop | Program, facts: Facts, bytes_per_rank: Mapping[Place, int] | None, num_batches: int
 ) -> Report:
     verdict = max((f.verdict for f in facts.findings), key=_SEVERITY.index, default=Verdict.SYNCHRONOUS)
     classes = _key_classes(schedule, facts)
@@ -202,7 +148,7 @@ def _report(
     )
 
 
-def _key_classes(schedule: Loop | Program, facts: _Facts) -> tuple[KeyClass, ...]:
+def _key_classes(schedule: Loop | Program, facts: Facts) -> tuple[KeyClass, ...]:
     """One class per distance while a row can be in flight, one for all older touches, one for first touches."""
     batches = {KINDS[op.kind].meaning: op.batch - op.step for op in schedule.ops}
     synced = {
@@ -227,7 +173,7 @@ def _key_classes(schedule: Loop | Program, facts: _Facts) -> tuple[KeyClass, ...
     )
 
 
-def _notes(schedule: Loop | Program, facts: _Facts) -> tuple[str, ...]:
+def _notes(schedule: Loop | Program, facts: Facts) -> tuple[str, ...]:
     found = []
     if any(means(op, Meaning.AVERAGE) for op in schedule.ops):
         found.append(

@@ -1,20 +1,48 @@
-"""Runs the different programs of ranks together, without durations, to see whether they finish.
+"""Runs the programs of ranks together, without durations, to see whether they finish.
 
 A communicator is a stream bound to a group; its ranks meet in the order in which each of them has its collectives in
-that stream. A collective ends when all its ranks have come to the very same op. Ops never compete for anything else, so
-that starting an op early never keeps another from running: whatever can run does, and programs that get stuck this way
-get stuck on every run. Source: confluence of marked graphs (Commoner, Holt, Even and Pnueli, 1971).
+that stream. A collective ends when all its ranks have come to the very same op; a `send` and the `recv` of the same
+batch and micro-batch on another rank of its group end together, on whichever streams they are. Ops never compete
+for anything else, so that starting an op early never keeps another from running: whatever can run does, and programs
+that get stuck this way get stuck on every run. Source: confluence of marked graphs (Commoner, Holt, Even and Pnueli,
+1971).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
 
 from nestpipe.base import ScheduleError
 from nestpipe.checks.order import Stuck, StuckStream, why_stuck
-from nestpipe.ir import COLLECTIVES, OPS_MAX, Op, OpRef, Program, Stream, group_of, group_ranks, op_name
+from nestpipe.ir import (
+    COLLECTIVES,
+    GROUPS,
+    OPS_MAX,
+    Op,
+    OpKind,
+    OpRef,
+    Program,
+    Resource,
+    Stream,
+    group_of,
+    group_ranks,
+    op_name,
+)
 
-__all__ = ["run_together"]
+__all__ = ["messages_meet", "run_together"]
+
+_PARTNER: Final = {OpKind.SEND: OpKind.RECV, OpKind.RECV: OpKind.SEND}
+
+
+def messages_meet(program: Program) -> Stuck | None:
+    """Where two ranks that both run the program get stuck, or None; a program without messages never does."""
+    on = {stream.resource for stream in program.streams for op in stream.ops if op.kind in _PARTNER}
+    if not on:
+        return None
+    both = [replace(program, name=f"{program.name}.{rank}", ranks=(rank,)) for rank in (0, 1)]
+    return run_together(both, 1 if Resource.REPLICA in on else 2)
 
 
 def run_together(programs: Sequence[Program], domain_size: int | None = None) -> Stuck | None:
@@ -78,14 +106,36 @@ class _Run:
         for rank, program in self.by_rank.items():
             for stream in program.streams:
                 while (op := self.started(rank, stream.name)) is not None:
+                    if op.kind in _PARTNER:
+                        if (partner := self.partner(rank, stream, op)) is None:
+                            break
+                        self.end(rank, stream.name, op)
+                        self.end(*partner)
+                        moved = True
+                        continue
                     peers = self.peers(rank, stream, op)
                     if any(not self.arrived(peer, stream.name, op) for peer in peers):
                         break
                     for peer in peers:
-                        self.done[peer].add(op.ref)
-                        self.at[peer, stream.name] += 1
+                        self.end(peer, stream.name, op)
                     moved = True
         return moved
+
+    def end(self, rank: int, stream: str, op: Op) -> None:
+        self.done[rank].add(op.ref)
+        self.at[rank, stream] += 1
+
+    def partner(self, rank: int, stream: Stream, op: Op) -> tuple[int, str, Op] | None:
+        """Rank, stream and op at the other end of a message, if that has come to it."""
+        resource = stream.resource if stream.resource in GROUPS else Resource.WORLD
+        group = group_of(resource, rank, self.domain_size)
+        wanted = replace(op.ref, kind=_PARTNER[op.kind])
+        for peer in group_ranks(resource, group, len(self.by_rank), self.domain_size):
+            for other in self.by_rank[peer].streams if peer != rank else ():
+                head = self.started(peer, other.name)
+                if head is not None and head.ref == wanted:
+                    return peer, other.name, head
+        return None
 
     def arrived(self, rank: int, stream: str, op: Op) -> bool:
         other = self.started(rank, stream)
@@ -117,6 +167,8 @@ class _Run:
     def reason(self, rank: int, stream: Stream, op: Op) -> str:
         if self.started(rank, stream.name) is None:
             return why_stuck(self.by_rank[rank], self.done[rank], op)
+        if op.kind in _PARTNER:
+            return f"meets no {op_name(replace(op.ref, kind=_PARTNER[op.kind]))} on another rank"
         for peer in self.peers(rank, stream, op):
             other = self.head(peer, stream.name)
             if other is None:

@@ -16,6 +16,8 @@ class Verdict(StrEnum):
 
     SYNCHRONOUS = "synchronous"
     STALE = "stale"
+    DRIFT = "drift"
+    WRONG = "wrong"
     RACE = "race"
     DEADLOCK = "deadlock"
     MALFORMED = "malformed"

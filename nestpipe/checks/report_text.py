@@ -14,6 +14,8 @@ __all__ = ["excerpt", "finding_text", "report_document", "report_table", "report
 _MEANING = {
     Verdict.SYNCHRONOUS: "every read sees what a sequential run reads",
     Verdict.STALE: "every update arrives once, some reads come before it",
+    Verdict.DRIFT: "replicas of parameters are updated differently and drift apart",
+    Verdict.WRONG: "an update applies something else than the gradients of its batch",
     Verdict.RACE: "a value that is read is undefined, or an update is lost",
     Verdict.DEADLOCK: "it cannot finish",
     Verdict.MALFORMED: "it breaks the rules of the schedule format",

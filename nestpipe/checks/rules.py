@@ -12,16 +12,19 @@ from typing import Final, TypeAlias
 from nestpipe.checks.report import Finding, Verdict, WitnessStep
 from nestpipe.ir import (
     ALL,
+    ALL_TO_ALLS,
     CACHES,
     GROUPS,
     KINDS,
     MICRO_DATA,
     STATES,
+    Cost,
     Data,
     Loop,
     Meaning,
     Op,
     Program,
+    Resource,
     op_name,
     show_op,
 )
@@ -124,6 +127,46 @@ def _streams(schedule: Schedule) -> Complaints:
                 yield op, f"stream {stream.name} is bound to {stream.resource}, but {op.kind} needs {wanted}; move it"
 
 
+def _one_device(schedule: Schedule) -> Complaints:
+    on_device = [stream for stream in schedule.streams if stream.resource is Resource.COMPUTE]
+    for stream in on_device[1:]:
+        message = (
+            f"streams {on_device[0].name} and {stream.name} are both on compute, but a rank has one device and neither "
+            "has all of it; put the ops into one stream, copies on d2d"
+        )
+        yield next(iter(stream.ops), None), message
+    for stream in schedule.streams:
+        for op in stream.ops:
+            if KINDS[op.kind].cost is Cost.ARITHMETIC and stream.resource is not Resource.COMPUTE:
+                yield op, f"{op.kind} runs on the device, stream {stream.name} on {stream.resource}; move it to compute"
+
+
+def _groups(schedule: Schedule) -> Complaints:
+    """Ownership: the ranks among which a table is sharded; its replicas hold the same shard elsewhere."""
+    on = [(op, stream.resource) for stream in schedule.streams for op in stream.ops]
+    owners = next(((op, group) for op, group in on if op.kind in ALL_TO_ALLS), None)
+    if owners is None:
+        return
+    first, group = owners
+    replicas = {Resource.DOMAIN: Resource.REPLICA, Resource.REPLICA: Resource.DOMAIN}.get(group)
+    for op, resource in on:
+        if op.kind in ALL_TO_ALLS and resource is not group:
+            yield (
+                op,
+                f"goes over {resource}, but {first.kind} over {group}; all exchanges of a table go over its owners",
+            )
+        elif KINDS[op.kind].meaning is Meaning.AVERAGE or (
+            KINDS[op.kind].meaning is Meaning.EXTEND and any(access.data is Data.OWNED for access in op.writes)
+        ):
+            if replicas is None:
+                yield op, f"{first.kind} goes over {group}, so that a table has no replicas; drop the op"
+            elif resource is not replicas:
+                yield (
+                    op,
+                    f"runs over {resource}, whose ranks own different rows; the replicas of a shard are on {replicas}",
+                )
+
+
 def _granularity(schedule: Schedule) -> Complaints:
     for op in schedule.ops:
         per_micro_batch = KINDS[op.kind].per_micro_batch
@@ -144,8 +187,11 @@ def _accesses(schedule: Schedule) -> Complaints:
 
 
 def _inputs(schedule: Schedule) -> Complaints:
+    written = {access.data for op in schedule.ops for access in op.writes}
     for op in schedule.ops:
         read = {access.data for access in op.reads}
+        for used in sorted(KINDS[op.kind].uses & written - read):
+            yield op, f"works with {used} without reading it; add it: what is not named is not checked"
         for access in op.writes:
             for needed in KINDS[op.kind].needs.get(access.data, ()):
                 if needed not in read:
@@ -230,6 +276,10 @@ RULES: Final = (
     Rule(name="complete", demands="every op runs for each batch and micro-batch", complaints=_complete),
     Rule(name="references", demands="a wait names an op that exists", complaints=_references),
     Rule(name="streams", demands="collectives, and nothing else, run on the stream of a group", complaints=_streams),
+    Rule(name="one-device", demands="a rank has one device, on which forward and backward run", complaints=_one_device),
+    Rule(
+        name="groups", demands="a table is sharded over one group, and averaged over its replicas", complaints=_groups
+    ),
     Rule(name="granularity", demands="the kind says: per batch or per micro-batch", complaints=_granularity),
     Rule(name="accesses", demands="an op uses only data that its kind may use", complaints=_accesses),
     Rule(name="inputs", demands="an op reads what it needs for what it writes", complaints=_inputs),

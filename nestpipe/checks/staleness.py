@@ -18,10 +18,10 @@ from typing import Final
 from nestpipe.checks.histories import Version
 from nestpipe.checks.order import Order
 from nestpipe.checks.report import Finding, Verdict, WitnessStep
-from nestpipe.checks.versions import FOLLOWED, Scenario, Sighting, VersionRun, means, op_reads, op_writes, scenarios
+from nestpipe.checks.versions import Scenario, Sighting, VersionRun, means, op_reads, op_writes, scenarios
 from nestpipe.ir import CACHES, KINDS, Data, Meaning, Op, Program, op_name
 
-__all__ = ["FOLLOWED", "Scenario", "VersionReport", "scenarios", "versions"]
+__all__ = ["Scenario", "VersionReport", "scenarios", "versions"]
 
 _MESSAGES: Final = {
     "undefined": "{op} uses {what} that were never looked up; a batch needs the keys of all replicas before its lookup",
@@ -33,7 +33,23 @@ _MESSAGES: Final = {
     "stale-dense": "{op} sees {what} without update {update}; let it run after the update",
     "lost-update": "{what} never receive update {update}: a later write_back started from a version without it, or "
     "nothing wrote it back; sync, or look up after write_back",
-    "unreduced": "{op} applies dense gradients that no all_reduce has summed; let it wait for all_reduce",
+    "unreduced": "{op} applies dense gradients that are not summed over all ranks, so that each rank trains dense "
+    "parameters of its own; sum them once over world, or over domain and replica, and let it wait for that",
+    "sharded": "{op} applies dense gradients of which each rank holds a shard; gather them before, or use all_reduce",
+    "reduced-twice": "{op} applies dense gradients that have been summed over the same ranks more than once; gradients "
+    "of micro-batches accumulate, so sum them once, after the last backward of the batch",
+    "not-averaged": "{op} updates {what} on this replica only, and nothing averages them over the replicas, which "
+    "drift apart; add all_reduce[tables] on replica after it",
+}
+#: What is not a race.
+_VERDICTS: Final = {
+    "stale-table": Verdict.STALE,
+    "stale-optimizer": Verdict.STALE,
+    "stale-dense": Verdict.STALE,
+    "unreduced": Verdict.DRIFT,
+    "sharded": Verdict.DRIFT,
+    "not-averaged": Verdict.DRIFT,
+    "reduced-twice": Verdict.WRONG,
 }
 _COPIES: Final = (Meaning.COPY, Meaning.SYNC)
 _UPDATES: Final = (Meaning.APPLY, Meaning.STORE)
@@ -50,16 +66,16 @@ class VersionReport:
     findings: tuple[Finding, ...]
 
 
-def versions(program: Program, order: Order, scenario: Scenario, first_batch: int = 0) -> VersionReport:
+def versions(program: Program, order: Order, scenario: Scenario, batches: range) -> VersionReport:
     """Follows histories through a program whose buffer accesses are ordered.
 
     Args:
         program: what `order` is the order of.
         order: of a program in which `nestpipe.checks.buffers` finds nothing wrong.
         scenario: one of `scenarios`.
-        first_batch: follow the keys that are touched by `FOLLOWED` batches from here on only, and by no others.
+        batches: follow the keys that are touched by these batches and by no others.
     """
-    run = VersionRun(program, order, scenario, first_batch)
+    run = VersionRun(program, order, scenario, batches)
     for i in order.sequence:
         run.step(i)
     run.end()
@@ -75,18 +91,17 @@ def _finding(run: VersionRun, seen: Sighting) -> Finding:
         witness = _dense_witness(run, seen)
     else:
         number = (seen.histories & -seen.histories).bit_length() - 1
-        history = [run.first_batch + bit for bit in range(FOLLOWED) if number >> bit & 1]
+        history = [batch for bit, batch in enumerate(run.batches) if number >> bit & 1]
         keys = f"keys that batches {_listed(history)} touch"
         keys += f", {run.scenario.name}" if run.scenario.name else ""
         clash = _clash(run, number) if seen.rule == "undefined" else None
         if clash is not None:
             return _race(run, seen, clash, keys)
         message += f" ({keys})"
-        run_again = _Witness(run.program, run.order, run.scenario, run.first_batch)
+        run_again = _Witness(run.program, run.order, run.scenario, run.batches)
         witness = run_again.steps_of(number, history, None if seen.rule == "lost-update" else seen.op, seen.state)
         message += _always_first(run, seen) if seen.rule == "stale-table" else ""
-    verdict = Verdict.STALE if seen.rule.startswith("stale") else Verdict.RACE
-    return Finding(rule=seen.rule, verdict=verdict, message=message, witness=witness)
+    return Finding(rule=seen.rule, verdict=_VERDICTS.get(seen.rule, Verdict.RACE), message=message, witness=witness)
 
 
 def _always_first(run: VersionRun, seen: Sighting) -> str:
@@ -129,8 +144,14 @@ def _clash(run: VersionRun, number: int) -> tuple[int, int, Data] | None:
 def _dense_witness(run: VersionRun, seen: Sighting) -> tuple[WitnessStep, ...]:
     notes = {seen.op: f"is about dense parameters of batch {run.order.ops[seen.op].batch}"}
     for i, op in enumerate(run.order.ops):
-        if op_writes(op, Data.DENSE) and op.batch == seen.update:
+        if op.batch != seen.update:
+            continue
+        if op_writes(op, Data.DENSE):
             notes[i] = f"applies batch {seen.update} to dense parameters"
+        elif op_writes(op, Data.DENSE_GRADS) and seen.rule in _VERDICTS and not seen.rule.startswith("stale"):
+            added = f"adds the dense gradients of batch {seen.update}"
+            resource = run.resources[run.order.streams[i]]
+            notes[i] = added if means(op, Meaning.USE) else f"combines those of {resource} that have been added"
     return tuple(_step(run.order, i, notes[i]) for i in run.order.sequence if i in notes)
 
 

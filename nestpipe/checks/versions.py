@@ -14,16 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final
 
 from nestpipe.checks.histories import Version, all_histories, blank, containing, most_missing
 from nestpipe.checks.order import Order
-from nestpipe.ir import CACHES, KINDS, Data, Meaning, Op, Program
+from nestpipe.checks.reduction import Reductions
+from nestpipe.ir import ALL_TO_ALLS, CACHES, KINDS, Data, Meaning, Op, Program, Resource
 
-__all__ = ["FOLLOWED", "Scenario", "Sighting", "VersionRun", "means", "op_reads", "op_writes", "scenarios"]
-
-FOLLOWED: Final = 12
-"""The number of consecutive batches whose histories are followed at once: 2^12 bits per set."""
+__all__ = ["Scenario", "Sighting", "VersionRun", "means", "op_reads", "op_writes", "scenarios"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,17 +64,21 @@ class VersionRun:
     Staleness is kept by distance to the batch that touched the key last, None for a first touch.
     """
 
-    def __init__(self, program: Program, order: Order, scenario: Scenario, first_batch: int) -> None:
+    def __init__(self, program: Program, order: Order, scenario: Scenario, batches: range) -> None:
         self.program, self.order, self.scenario, self.steps = program, order, scenario, program.steps
-        self.first_batch = first_batch
-        followed = min(FOLLOWED, self.steps - first_batch)
+        self.batches, followed = batches, len(batches)
+        first_batch = batches.start
+        self.resources = {stream.name: stream.resource for stream in program.streams}
         self.full = all_histories(followed)
         self.touch = [
             containing(batch - first_batch, followed) if 0 <= batch - first_batch < followed else 0
             for batch in range(self.steps)
         ]
         self.averaged = any(means(op, Meaning.AVERAGE) for op in order.ops)
-        self.reduced = any(means(op, Meaning.REDUCE) and op_reads(op, Data.DENSE_GRADS) for op in order.ops)
+        self.replicated = any(
+            op.kind in ALL_TO_ALLS and self.resources[stream] is not Resource.WORLD
+            for op, stream in zip(order.ops, order.streams, strict=True)
+        )
         self.applies = _applied(order.ops)
         self.clashes = self.find_clashes()
         self.blank = blank(self.steps)
@@ -86,7 +87,7 @@ class VersionRun:
         self.embeddings: dict[tuple[int, int | None], Version] = {}
         self.dense: set[int] = set()
         self.extended: set[int] = set()
-        self.reduced_grads: set[int] = set()
+        self.dense_grads: dict[int, Reductions] = {}
         self.rows: dict[int | None, int] = {}
         self.optimizer: dict[int | None, int] = {}
         self.dense_stale = 0
@@ -137,8 +138,8 @@ class VersionRun:
                 self.embeddings[op.batch, op.micro_batch] = self.cached[Data.ROWS, op.batch]
             case Meaning.USE:
                 self.compute(i, op)
-            case Meaning.REDUCE if op_writes(op, Data.DENSE_GRADS):
-                self.reduced_grads.add(op.batch)
+            case Meaning.REDUCE | Meaning.EXTEND if op_writes(op, Data.DENSE_GRADS):
+                self.grads_of(op).collective(op.kind, self.resources[self.order.streams[i]])
             case Meaning.APPLY:
                 self.update(i, op)
             case Meaning.STORE:
@@ -168,7 +169,12 @@ class VersionRun:
                 own = self.cached[buffer, op.batch]
                 self.cached[buffer, op.batch] = own.where(shared, self.cached[buffer, source])
 
+    def grads_of(self, op: Op) -> Reductions:
+        return self.dense_grads.setdefault(op.batch, Reductions())
+
     def compute(self, i: int, op: Op) -> None:
+        if op_writes(op, Data.DENSE_GRADS):
+            self.grads_of(op).add(op.micro_batch)
         version = self.embeddings.get((op.batch, op.micro_batch))
         if version is not None and op_reads(op, Data.EMBEDDINGS) and self.is_local(op.batch):
             self.observe(i, Data.TABLE, version, self.touch[op.batch])
@@ -182,8 +188,8 @@ class VersionRun:
                 self.see("stale-dense", i, Data.DENSE, max(missing))
 
     def update(self, i: int, op: Op) -> None:
-        if self.reduced and op_reads(op, Data.DENSE_GRADS) and op.batch not in self.reduced_grads:
-            self.see("unreduced", i, Data.DENSE, op.batch)
+        if op_reads(op, Data.DENSE_GRADS) and (fault := self.grads_of(op).fault()) is not None:
+            self.see(fault, i, Data.DENSE, op.batch)
         self.apply(i, op)
         if op_writes(op, Data.DENSE):
             self.dense.add(op.batch)
@@ -192,6 +198,8 @@ class VersionRun:
         """Applies the gradients of the batch to the rows, optimiser rows or states that the op writes."""
         mask = self.keys_of(op, op.batch)
         for state, buffer in CACHES.items():
+            if self.replicated and not self.averaged and (op_writes(op, buffer) or op_writes(op, state)):
+                self.see("not-averaged", i, state, op.batch, mask)
             if op_writes(op, buffer):
                 version = self.cached[buffer, op.batch]
                 self.observe(i, state, version, mask)

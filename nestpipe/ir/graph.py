@@ -8,7 +8,7 @@ steady state of a loop, where an edge also says how many iterations earlier the 
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar, cast
 
 from nestpipe.base import ScheduleError
@@ -118,7 +118,7 @@ class LoopGraph:
     """The steady state of a loop.
 
     Attributes:
-        ops: the ops of one iteration, stream by stream, with their batch offset and absolute micro-batch.
+        ops: the ops of one iteration, stream by stream, with absolute micro-batch and without waits.
         streams: for each op the name of its stream.
         edges: stream order, the way from the last op of a stream to its first of the next iteration, and waits.
     """
@@ -145,7 +145,7 @@ def loop_graph(loop: Loop) -> LoopGraph:
             if len(ops) > first:
                 edges.append(Edge(len(ops) - 1, len(ops), 0))
             waits.append((op, m))
-            ops.append(Op(kind=op.kind, batch=op.batch, micro_batch=micro_batch))
+            ops.append(replace(op, micro_batch=micro_batch, after=()))
             streams.append(stream.name)
         if len(ops) > first:
             edges.append(Edge(len(ops) - 1, first, 1))

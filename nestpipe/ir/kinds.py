@@ -91,7 +91,7 @@ class Meaning(StrEnum):
     REDUCE = "sums dense gradients over ranks"
     APPLY = "applies the gradients of a batch"
     STORE = "copies buffered rows into the states"
-    EXTEND = "extends the owned keys to those of all replicas"
+    EXTEND = "extends the owned keys to those of all replicas, or a shard of gradients to the whole"
     AVERAGE = "averages rows over the replicas"
 
 
@@ -134,6 +134,7 @@ class Kind:
         reads, writes: the data that it may touch.
         needs: for each data that it writes, what it must read to do so. Not optimiser state: whether that travels is
             for the versions to say.
+        uses: what it works with wherever the schedule has it, so that it must say that it reads it.
         in_place: it changes an instance that another op has written, instead of writing a new one over the slot.
         any_stream: it may run on a stream of its own rank as well as on that of a group.
         meaning: what it does to versions.
@@ -148,6 +149,7 @@ class Kind:
     reads: frozenset[Data] = frozenset()
     writes: frozenset[Data] = frozenset()
     needs: Mapping[Data, tuple[Data, ...]] = field(default_factory=dict)
+    uses: frozenset[Data] = frozenset()
     in_place: bool = False
     any_stream: bool = False
     meaning: Meaning = Meaning.NOTHING
@@ -239,6 +241,7 @@ KINDS: Final[Mapping[OpKind, Kind]] = {
         reads=_of(Data.BATCH, Data.KEYS, Data.EMBEDDINGS, Data.DENSE),
         writes=_of(Data.ACTIVATIONS),
         needs={Data.ACTIVATIONS: (Data.EMBEDDINGS,)},
+        uses=_of(Data.BATCH, Data.KEYS, Data.DENSE),
         meaning=Meaning.USE,
         cost=Cost.ARITHMETIC,
         part=StepPart.COMPUTE,
@@ -248,6 +251,7 @@ KINDS: Final[Mapping[OpKind, Kind]] = {
         reads=_of(Data.BATCH, Data.KEYS, Data.EMBEDDINGS, Data.ACTIVATIONS, Data.DENSE),
         writes=_of(Data.ROW_GRADS, Data.DENSE_GRADS),
         needs={Data.ROW_GRADS: (Data.ACTIVATIONS,), Data.DENSE_GRADS: (Data.ACTIVATIONS,)},
+        uses=_of(Data.KEYS, Data.DENSE),
         meaning=Meaning.USE,
         cost=Cost.ARITHMETIC,
         part=StepPart.COMPUTE,
@@ -309,9 +313,9 @@ KINDS: Final[Mapping[OpKind, Kind]] = {
     ),
     OpKind.ALL_GATHER: Kind(
         per_micro_batch=False,
-        reads=_of(Data.OWNED),
-        writes=_of(Data.OWNED),
-        needs={Data.OWNED: (Data.OWNED,)},
+        reads=_of(Data.OWNED, Data.DENSE_GRADS),
+        writes=_of(Data.OWNED, Data.DENSE_GRADS),
+        needs={Data.OWNED: (Data.OWNED,), Data.DENSE_GRADS: (Data.DENSE_GRADS,)},
         in_place=True,
         meaning=Meaning.EXTEND,
         cost=Cost.ALL_GATHER,

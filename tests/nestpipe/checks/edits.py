@@ -20,6 +20,9 @@ BROKEN_RULES = {
     "unique-op": "loop v1 x micro_batches=1\n  stream a on h2d\n    wait t\n  stream b on h2d\n    wait t+1\n",
     "references": "loop v1 x micro_batches=1\n  stream a on h2d\n    wait t  after update t\n",
     "streams": "loop v1 x micro_batches=1\n  stream a on h2d\n    all_reduce t\n",
+    "one-device": "loop v1 x micro_batches=1\n  stream a on compute\n    wait t\n  stream b on compute\n    update t\n",
+    "groups": "loop v1 x micro_batches=1\n  stream a on world\n    all_to_all[keys] t\n  stream b on domain\n"
+    "    for m\n      all_to_all[rows] t m\n",
     "granularity": "loop v1 x micro_batches=1\n  stream a on compute\n    forward t\n",
     "accesses": "loop v1 x micro_batches=1\n  stream a on compute\n    for m\n      forward t m  writes table\n",
     "inputs": "loop v1 x micro_batches=1\n  buffer batch device slots=1\n  stream a on h2d\n"

@@ -13,17 +13,22 @@ interleaving that any behaviour of rank 1 allows; and since the keys are closed 
 would see is what rank 0 sees; a test compares this with exploring both ranks. `MAX_STATES` bounds the search: running
 into it is an error, never an answer. The largest of the tests, 6 batches of `nestpipe_2d_sp`, has 53,865 states.
 
-For schedules with domains each rank is a domain of its own and the two are replicas of each other.
+A schedule with domains is run twice: once each rank is a domain of its own and the two are replicas of each other, once
+both are one domain without replicas. Dense gradients carry how often each rank's are contained in them; what an update
+applies must hold those of both ranks once, or replicas drift apart, or apply what is wrong. A send and its recv on the
+other rank end once both have started.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
 from nestpipe.ir import (
+    ALL_TO_ALLS,
     CACHES,
     COLLECTIVES,
     MICRO_DATA,
@@ -42,6 +47,10 @@ RANKS = (0, 1)
 POISON, ABSENT = "poison", "absent"
 REDUCES = (OpKind.ALL_REDUCE, OpKind.REDUCE_SCATTER)
 KEYED = frozenset({Data.TABLE, Data.OPTIMIZER, Data.ROWS, Data.MOMENTS})
+
+
+SEVERITY = ("synchronous", "stale", "drift", "wrong", "race", "deadlock")
+PARTNER = {OpKind.SEND: OpKind.RECV, OpKind.RECV: OpKind.SEND}
 
 
 class RaceFoundError(Exception):
@@ -71,7 +80,16 @@ def explore(program: Program, *, both_ranks: bool = False) -> Outcome:
 
     `both_ranks` explores the positions of both ranks together, without the argument about rank 1: to test it.
     """
-    return _Oracle(program, both_ranks=both_ranks).explore()
+    domains = any(s.resource in (Resource.DOMAIN, Resource.REPLICA) for s in program.streams)
+    sizes = (1, 2) if domains else (2,)
+    outcomes = [_Oracle(program, domain_size=size, both_ranks=both_ranks).explore() for size in sizes]
+    worst = max(outcomes, key=lambda outcome: SEVERITY.index(outcome.verdict))
+    for outcome in outcomes:
+        for distance, stale in outcome.staleness.items():
+            worst.staleness[distance] = max(stale, worst.staleness.get(distance, 0))
+    worst.dense_staleness = max(outcome.dense_staleness for outcome in outcomes)
+    worst.num_states = sum(outcome.num_states for outcome in outcomes)
+    return worst
 
 
 def make_keys(steps: int) -> tuple[Key, ...]:
@@ -94,6 +112,7 @@ class _Spec:
     op: Op
     waits: tuple[tuple[int, int], ...]  # (stream, position that must be reached)
     collective: bool
+    partner: tuple[int, int] | None  # (stream, position) at the other end of a message; -1 where there is none
     number: int
     cells: tuple[int, ...]
     reads: tuple[tuple[Access, tuple[int, ...]], ...]
@@ -101,15 +120,15 @@ class _Spec:
 
 
 class _Oracle:
-    def __init__(self, program: Program, *, both_ranks: bool) -> None:
+    def __init__(self, program: Program, *, domain_size: int, both_ranks: bool) -> None:
+        self.domain_size = domain_size
         self.explored = RANKS if both_ranks else (0,)
         self.program, self.steps, self.num_micro = program, program.steps, program.micro_batches
         self.keys = make_keys(program.steps)
-        self.domains = any(s.resource in (Resource.DOMAIN, Resource.REPLICA) for s in program.streams)
+        exchanges = [s.resource for s in program.streams for op in s.ops if op.kind in ALL_TO_ALLS]
+        self.alone = bool(exchanges) and not self.meets(exchanges[0])  # each rank owns all keys
         kinds = {op.kind for op in program.ops}
         self.averaged = OpKind.ALL_REDUCE_TABLES in kinds
-        reduces = [op for op in program.ops if op.kind in REDUCES]
-        self.reduced = any(a.data is Data.DENSE_GRADS for op in reduces for a in op.reads)
         self.applied = self.find_applied()
         self.contents: list[Any] = []
         self.ids: dict[Any, int] = {}
@@ -129,6 +148,11 @@ class _Oracle:
         self.memo: dict[Any, Any] = {}
 
     # -- what the program is ----------------------------------------------------------------------------------------
+
+    def meets(self, resource: Resource) -> bool:
+        """Whether the two ranks are in one group."""
+        alone = {1: Resource.DOMAIN, 2: Resource.REPLICA}[self.domain_size]
+        return resource is not alone
 
     def find_applied(self) -> set[Data]:
         """The states that updates must reach: those for which there are gradients."""
@@ -152,7 +176,8 @@ class _Oracle:
         slot = self.instance(access) % self.slots[access.data]
         if access.data not in self.in_pieces:
             return (self.cell(access.data, slot, None),)
-        pieces = range(self.num_micro) if op.micro_batch is None else (op.micro_batch,)
+        everything = op.micro_batch is None or op.kind in REDUCES
+        pieces = range(self.num_micro) if everything else (op.micro_batch,)
         return tuple(self.cell(access.data, slot, piece) for piece in pieces)
 
     def instance(self, access: Access) -> int:
@@ -171,7 +196,8 @@ class _Oracle:
         return _Spec(
             op=op,
             waits=tuple(where[ref] for ref in op.after),
-            collective=op.kind in COLLECTIVES and not (self.domains and resource is Resource.DOMAIN),
+            collective=op.kind in COLLECTIVES and self.meets(resource),
+            partner=where.get(replace(op.ref, kind=PARTNER[op.kind]), (0, -1)) if op.kind in PARTNER else None,
             number=s * MAX_STATES + position,
             cells=tuple(sorted({cell for _, cells in (*reads, *writes) for cell in cells})),
             reads=reads,
@@ -244,6 +270,9 @@ class _Oracle:
         if position >= self.end[s]:
             return False
         spec = self.specs[s][position // 2]
+        if position % 2 and spec.partner is not None:
+            stream, reached = spec.partner
+            return reached >= 0 and self.meets(self.groups[s]) and state[1 - rank][stream] >= reached - 1
         if position % 2:
             return not spec.collective or state[1 - rank][s] >= position
         mine = state[rank]
@@ -298,7 +327,7 @@ class _Oracle:
         for access, cells in spec.reads:
             if access.data not in KEYED:
                 for cell in cells:
-                    self.expect(op, access, self.contents[sample[cell]])
+                    self.expect(op, access, self.contents[sample[cell]], named=self.is_named(op, access, cell))
         in_flux = []
         for access, cells in spec.writes:
             for cell in cells:
@@ -309,16 +338,23 @@ class _Oracle:
                     if content[0] == "flux":
                         raise RaceFoundError(f"{op.ref} and {content[1]} write {access} at the same time")
                     if access.data is not Data.DENSE and op.kind in (*REDUCES, OpKind.ALL_GATHER):
-                        self.expect(op, access, content)
+                        self.expect(op, access, content, named=self.is_named(op, access, cell))
                     content = ("flux", op.ref)
                 in_flux.append((cell, self.intern(content)))
         return in_flux
 
-    def expect(self, op: Op, access: Access, content: Any) -> None:
+    def is_named(self, op: Op, access: Access, cell: int) -> bool:
+        """Whether the cell must hold what the op names: a sum over ranks takes what other micro-batches have added."""
+        if op.micro_batch is None or op.kind not in REDUCES:
+            return True
+        slot = self.instance(access) % self.slots[access.data]
+        return access.data not in self.in_pieces or cell == self.cell(access.data, slot, op.micro_batch)
+
+    def expect(self, op: Op, access: Access, content: Any, *, named: bool = True) -> None:
         """The cell must hold the instance that is named."""
         if content[0] == "flux":
             raise RaceFoundError(f"{op.ref} uses {access} while {content[1]} writes it")
-        if access.data is not Data.DENSE and content[:2] != ("whole", self.instance(access)):
+        if named and access.data is not Data.DENSE and content[:2] != ("whole", self.instance(access)):
             raise RaceFoundError(f"{op.ref} finds {content[:2]} instead of {access}")
 
     def keyed_flux(self, spec: _Spec, rank: int, access: Access, content: Any, sample: dict[int, int]) -> Any:
@@ -372,7 +408,7 @@ class _Oracle:
 
     def routed(self, rank: int, batch: int) -> frozenset[int]:
         """The keys that arrive at their owner."""
-        if self.domains:
+        if self.alone:
             return self.asked(rank, batch)
         return frozenset(k for asking in RANKS for k in self.asked(asking, batch) if self.keys[k].owner == rank)
 
@@ -439,11 +475,27 @@ class _Oracle:
                 return (*head, tuple(sorted(self.routed(rank, op.batch))))
             case Data.EMBEDDINGS:
                 return (*head, self.exchanged(spec, rank, sample, peers))
-            case Data.DENSE_GRADS if op.kind in REDUCES:
-                return (*head, frozenset(r for peer in peers for r in self.contents[peer[cell]][2]))
+            case Data.DENSE_GRADS if op.kind in (*REDUCES, OpKind.ALL_GATHER):
+                return self.combined(spec, access, cell, sample, peers)
             case Data.DENSE_GRADS:
-                return (*head, frozenset({rank}))
+                return (*head, ((rank, 1),), False)
+            case Data.OWNED_GRADS:
+                return (*head, tuple(range(len(peers))) if len(peers) > 1 else (rank,))
         return head
+
+    def combined(
+        self, spec: _Spec, access: Access, cell: int, sample: dict[int, int], peers: list[dict[int, int]]
+    ) -> Any:
+        """Dense gradients after a collective: how often those of each rank are contained, and whether it is a shard."""
+        own = self.contents[sample[cell]]
+        if own[:2] != ("whole", self.instance(access)) or len(peers) < 2:
+            return own
+        if spec.op.kind is OpKind.ALL_GATHER:
+            return (*own[:3], False)
+        counts = Counter[int]()
+        for peer in peers:
+            counts.update(dict(self.contents[peer[cell]][2]))
+        return (*own[:2], tuple(sorted(counts.items())), own[3] or spec.op.kind is OpKind.REDUCE_SCATTER)
 
     def exchanged(self, spec: _Spec, rank: int, sample: dict[int, int], peers: list[dict[int, int]]) -> tuple[Any, ...]:
         """The row versions that arrive at this rank for the keys it asks for, in order of the keys."""
@@ -453,7 +505,7 @@ class _Oracle:
         access, cell = rows[0]
         found = []
         for k in sorted(self.asked(rank, spec.op.batch)):
-            holder = sample if self.domains else peers[self.keys[k].owner]
+            holder = sample if self.alone or len(peers) < 2 else peers[self.keys[k].owner]
             content = self.contents[holder[cell]]
             good = content[0] == "rows" and content[1] == access.batch
             found.append(self.defined(content[2][k]) if good else POISON)
@@ -480,6 +532,8 @@ class _Oracle:
             if now[cell] != marked[cell]:
                 return ("rows", access.batch, tuple(POISON for _ in self.keys))
             owned = self.owned_keys(spec, rank, op.batch, sample)
+            if not self.alone and any(self.keys[k].owner != rank for k in owned):
+                raise RaceFoundError(f"{op.ref} looks up rows that another rank owns")
             values = self.looked_up(spec, access, now, sample)
             return ("rows", access.batch, tuple(v if k in owned else ABSENT for k, v in enumerate(values)))
         targets = self.targets(spec, rank, access, sample)
@@ -529,6 +583,8 @@ class _Oracle:
                     value = self.stable(from_cell, source, k, now, sample)
             return value
         if op.kind is OpKind.ALL_REDUCE_TABLES:
+            if len(peers) < 2:
+                return before
             return self.average([self.defined(self.contents[peer[cell]][-1][k]) for peer in peers], op.batch)
         if op.kind is OpKind.WRITE_BACK and not any(a.data is Data.OWNED_GRADS for a, _ in spec.reads):
             rows = [(a, c[0]) for a, c in spec.reads if a.data is CACHES[access.data]]
@@ -542,7 +598,7 @@ class _Oracle:
         return value
 
     def applied_name(self, batch: int) -> Any:
-        return ("here", batch) if self.averaged else batch
+        return ("here", batch) if self.averaged and self.alone else batch
 
     @staticmethod
     def average(values: list[Any], batch: int) -> Any:
@@ -565,12 +621,11 @@ class _Oracle:
                     if any(not isinstance(v, frozenset) for v in content[2]):
                         raise RaceFoundError(f"{op.ref} reads rows that are not defined")
                     found.append((("rows", op.ref, rank), sample[cell]))
-                elif op.kind is OpKind.UPDATE and access.data is Data.DENSE_GRADS and not self.summed(content):
-                    raise RaceFoundError(f"{op.ref} applies gradients that are not reduced")
+                elif op.kind is OpKind.UPDATE and access.data is Data.DENSE_GRADS:
+                    found.append((("grads", op.ref, rank, cell), sample[cell]))
+                elif access.data is Data.OWNED_GRADS and content[2] != ((rank,) if self.alone else RANKS):
+                    raise RaceFoundError(f"{op.ref} applies row gradients of ranks {content[2]}")
         return found
-
-    def summed(self, content: Any) -> bool:
-        return not self.reduced or content[2] == frozenset(RANKS)
 
     # -- the answer -------------------------------------------------------------------------------------------------
 
@@ -580,12 +635,24 @@ class _Oracle:
                 if data in self.applied:
                     self.seen.setdefault(("end", data, rank), set()).add(content)
 
+    def judge_grads(self, content: Any) -> str:
+        """Whether what an update applies to dense parameters is the sum over ranks."""
+        _, _, counts, shard = content
+        if shard or dict(counts) == dict.fromkeys(RANKS, 1):
+            return "drift" if shard else "synchronous"
+        return "wrong" if any(count > 1 for _, count in counts) else "drift"
+
     def judge(self, outcome: Outcome) -> None:
+        found = ["synchronous"]
+        if self.alone and not self.averaged and Data.TABLE in self.applied:
+            found.append("drift")
         for name, contents in self.seen.items():
             if len(contents) > 1:
                 raise RaceFoundError(f"{name} differs between interleavings")
             content = self.contents[next(iter(contents))]
-            if name[0] == "end":
+            if name[0] == "grads":
+                found.append(self.judge_grads(content))
+            elif name[0] == "end":
                 self.judge_end(name[1], name[2], content)
             elif name[0] == "dense":
                 behind = self.behind(content[1], range(name[1].batch), name, Data.DENSE)
@@ -593,7 +660,8 @@ class _Oracle:
             else:
                 self.judge_rows(outcome, name, content[2])
         if outcome.dense_staleness or any(outcome.staleness.values()):
-            outcome.verdict = "stale"
+            found.append("stale")
+        outcome.verdict = max(found, key=SEVERITY.index)
 
     def judge_rows(self, outcome: Outcome, name: Any, values: tuple[Any, ...]) -> None:
         batch, rank = name[1].batch, name[2]
@@ -616,7 +684,7 @@ class _Oracle:
                 raise RaceFoundError("dense updates are lost")
             return
         for k, value in enumerate(content[1]):
-            if self.domains or self.keys[k].owner == rank:
+            if self.alone or self.keys[k].owner == rank:
                 if not isinstance(value, frozenset):
                     raise RaceFoundError(f"{data} of {self.keys[k]} is left {value}")
                 if value != frozenset(self.keys[k].touched()):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from nestpipe.ir import Loop, MicroBlock, Op, Stream
+from nestpipe.ir import ALL, GROUPS, Access, Data, Loop, MicroBlock, Op, OpKind, OpRef, Resource, Stream, map_ops
 
-__all__ = ["damaged_buffers", "mutants", "shifted_micro_batches"]
+__all__ = ["damaged_buffers", "damaged_collectives", "mutants", "shifted_micro_batches"]
 
 
 def mutants(loop: Loop) -> Iterator[tuple[str, Loop]]:
@@ -51,6 +51,79 @@ def shifted_micro_batches(loop: Loop) -> Iterator[tuple[str, Loop]]:
                     new = replace(ref, micro_batch=ref.micro_batch + by)
                     name = f"{op.kind} after {ref.kind} m{ref.micro_batch + by:+d}"
                     yield name, _with_op(loop, op, replace(op, after=(*op.after[:i], new, *op.after[i + 1 :])))
+
+
+def damaged_collectives(loop: Loop) -> Iterator[tuple[str, Loop]]:
+    """Every op dropped, every stream moved to every other group, dense gradients summed in every other way."""
+    for op in loop.ops:
+        yield f"without {op.kind}", _without(loop, op)
+    for s, stream in enumerate(loop.streams):
+        for group in sorted(GROUPS - {stream.resource}) if stream.resource in GROUPS else ():
+            streams = (*loop.streams[:s], replace(stream, resource=group), *loop.streams[s + 1 :])
+            yield f"{stream.name} on {group}", replace(loop, streams=streams)
+    if any(op.kind is OpKind.ALL_REDUCE for op in loop.ops):
+        yield "summed per micro-batch", _summed_per_micro_batch(loop)
+        for group in sorted(GROUPS):
+            yield f"summed again over {group}, a shard left", _summed_again(loop, group, gathered=False)
+            if all(op.kind is not OpKind.ALL_GATHER for op in loop.ops):
+                yield f"summed again over {group}", _summed_again(loop, group, gathered=True)
+                for first in sorted(GROUPS - {Resource.WORLD}):
+                    again = _summed_again(loop, group, gathered=True)
+                    yield f"summed over {first}, then {group}", _on_group(again, OpKind.ALL_REDUCE, first)
+
+
+def _without(loop: Loop, dropped: Op) -> Loop:
+    def change(op: Op) -> Op | None:
+        after = tuple(ref for ref in op.after if ref.kind is not dropped.kind)
+        return None if op.kind is dropped.kind else replace(op, after=after)
+
+    return map_ops(loop, change)
+
+
+def _on_group(loop: Loop, kind: OpKind, group: Resource) -> Loop:
+    def moved(stream: Stream) -> Stream:
+        return replace(stream, resource=group) if any(op.kind is kind for op in stream.ops) else stream
+
+    return replace(loop, streams=tuple(map(moved, loop.streams)))
+
+
+def _summed_again(loop: Loop, group: Resource, *, gathered: bool) -> Loop:
+    """A reduce_scatter after all_reduce, and an all_gather after it; who waited for all_reduce waits for the last."""
+    grads = (Access(data=Data.DENSE_GRADS, batch=0),)
+    kinds = [OpKind.REDUCE_SCATTER] + [OpKind.ALL_GATHER] * gathered
+
+    def change(op: Op) -> Op:
+        return replace(op, after=tuple(OpRef(kind=kinds[-1], batch=r.batch) if is_sum(r) else r for r in op.after))
+
+    def is_sum(ref: OpRef) -> bool:
+        return ref.kind is OpKind.ALL_REDUCE
+
+    ops, last = [], OpKind.ALL_REDUCE
+    for kind in kinds:
+        ops.append(Op(kind=kind, batch=0, after=(OpRef(kind=last, batch=0),), reads=grads, writes=grads))
+        last = kind
+    again = Stream(name="again", resource=group, body=tuple(ops))
+    changed = map_ops(loop, change)
+    return replace(changed, streams=(*changed.streams, again))
+
+
+def _summed_per_micro_batch(loop: Loop) -> Loop:
+    """The all_reduce inside `for m`, right after the backward of its micro-batch, which waits for the one before."""
+    backward = OpRef(kind=OpKind.BACKWARD, batch=0, micro_batch=0)
+
+    def change(op: Op) -> Op:
+        waits = tuple(replace(r, micro_batch=ALL) if r.kind is OpKind.ALL_REDUCE else r for r in op.after)
+        if op.kind is OpKind.BACKWARD:
+            waits = (*waits, OpRef(kind=OpKind.ALL_REDUCE, batch=0, micro_batch=-1))
+        return replace(op, after=waits)
+
+    def body(item: Op | MicroBlock) -> Op | MicroBlock:
+        if isinstance(item, Op) and item.kind is OpKind.ALL_REDUCE:
+            return MicroBlock(ops=(replace(item, micro_batch=0, after=(backward,)),))
+        return item
+
+    changed = map_ops(loop, change)
+    return replace(changed, streams=tuple(replace(s, body=tuple(map(body, s.body))) for s in changed.streams))
 
 
 def _with_op(loop: Loop, old: Op, new: Op) -> Loop:

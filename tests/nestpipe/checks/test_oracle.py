@@ -14,7 +14,7 @@ from nestpipe.checks.report import Report, Verdict
 from nestpipe.ir import Loop, Program, unroll, with_micro_batches
 from nestpipe.schedules import load, names
 from tests.nestpipe.checks.interleavings import Outcome, explore
-from tests.nestpipe.checks.mutants import damaged_buffers, mutants, shifted_micro_batches
+from tests.nestpipe.checks.mutants import damaged_buffers, damaged_collectives, mutants, shifted_micro_batches
 
 SAFE = (Verdict.SYNCHRONOUS, Verdict.STALE)
 SAMPLE_STRIDE = 6
@@ -27,7 +27,7 @@ def small(name: str) -> Loop:
 
 
 def every_damage(loop: Loop) -> list[tuple[str, Loop]]:
-    return [*mutants(loop), *damaged_buffers(loop), *shifted_micro_batches(loop)]
+    return [*mutants(loop), *damaged_buffers(loop), *damaged_collectives(loop), *shifted_micro_batches(loop)]
 
 
 def stale_distances(found: Outcome | Report) -> dict[int, int]:
@@ -136,6 +136,19 @@ def test_schedules_damaged_twice_are_judged_as_all_interleavings_show(name: str,
 @pytest.mark.parametrize("name", names())
 def test_every_damaged_schedule_is_judged_as_all_interleavings_show(name: str) -> None:
     assert not all_disagreements(list(mutants(small(name))), 6, complete=True)
+
+
+@pytest.mark.parametrize("name", ["fwp", "2d_sp"])
+def test_damaged_collectives_are_judged_as_all_interleavings_show(name: str) -> None:
+    damaged = list(damaged_collectives(small(name)))
+    assert not all_disagreements(damaged, 2, complete=False)
+    assert {check(loop).verdict for _, loop in damaged} > {Verdict.SYNCHRONOUS, Verdict.DRIFT}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", names())
+def test_every_damaged_collective_is_judged_as_all_interleavings_show(name: str) -> None:
+    assert not all_disagreements(list(damaged_collectives(small(name))), 4, complete=False)
 
 
 @pytest.mark.slow
