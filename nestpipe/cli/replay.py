@@ -4,32 +4,37 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
+import numpy as np
 import pandas as pd
 import typer
 
-from nestpipe.base import NS_PER_MS, TraceError, ns_to_us, unknown_name
+from nestpipe.base import NS_PER_MS, NestPipeError, TraceError, ns_to_us, unknown_name
 from nestpipe.cli._common import Format, digest, provenance
 from nestpipe.ir import show, with_micro_batches
-from nestpipe.schedules import load
+from nestpipe.schedules import load, names
 from reports.runs import Column, csv, parts, text
 from sim.costs import Mode, Options, Run, TraceCosts, TraceWorkload, require_runnable, run
-from sim.engine import Scales
+from sim.engine import Anchor, Scales, anchor
 from sim.engine import replay as replay_trace
 from topologies.cluster import load_cluster
 from traces.formats import import_traces
+from traces.recording import classified_share, recorded_schedule
 from traces.table import read_table
 
 __all__ = ["replay"]
 
-Scale = Annotated[float, typer.Option(min=0)]
+_CLASSIFIED_MIN: Final = 0.5
 
 
 def replay(
     paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="A trace table, or traces to import.")],
     schedule: Annotated[
-        str | None, typer.Option(metavar="NAME|FILE", help="Run this schedule with the trace's op costs.")
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE", help="Run this schedule with the trace's op costs; `recorded` is the one found."
+        ),
     ] = None,
     mode: Annotated[str, typer.Option(help="With --schedule: mean, step, distribution or fitted.")] = "mean",
     batch_scale: Annotated[float, typer.Option(help="With --schedule: batch per rank over the recorded one.")] = 1.0,
@@ -48,13 +53,26 @@ def replay(
 ) -> None:
     """Runs a recorded trace again: op by op as it was (or with scaled parts), or its op costs under a schedule."""
     frame = _frame(paths)
+    share = classified_share(frame)
+    if schedule is not None and share is not None and share < _CLASSIFIED_MIN:
+        raise TraceError(
+            f"{paths[0]}: only {share:.1%} of the device time is classified, too little to predict a schedule from; "
+            f"at least {_CLASSIFIED_MIN:.0%} must be (trace import lists what is not, and why)"
+        )
+    found, facts = _anchor(frame)
+    for warning in facts["warnings"]:
+        typer.echo(f"warning: {warning}", err=True)
     if schedule is None:
-        _as_recorded(frame, paths, output, compute=compute_scale, host=host_scale, transfer=transfer_scale)
+        _as_recorded(
+            frame, found, facts, paths, output, compute=compute_scale, host=host_scale, transfer=transfer_scale
+        )
     else:
         _under_schedule(
             frame,
-            schedule,
+            _recorded_loop(facts["schedule"]) if schedule == "recorded" else schedule,
             output,
+            found,
+            facts,
             mode=mode,
             batch_scale=batch_scale,
             world_size=world_size,
@@ -66,13 +84,44 @@ def replay(
         )
 
 
+def _anchor(frame: pd.DataFrame) -> tuple[Anchor | None, dict[str, Any]]:
+    """The recorded step under the schedule it was recorded with; without launches and steps there is none."""
+    try:
+        found = anchor(frame)
+    except NestPipeError as error:
+        warning = f"unanchored: the recorded step cannot be predicted again, so nothing shows what to trust: {error}"
+        return None, {"schedule": recorded_schedule(frame), "anchored": False, "warnings": [warning]}
+    return found, found.as_dict()
+
+
+def _recorded_loop(found: str) -> str:
+    """The catalogue's name of the schedule that was found.
+
+    Raises:
+        TraceError: if it has none.
+    """
+    if found not in names():
+        raise TraceError(
+            f"--schedule recorded: the recording shows {found!r}, which the catalogue does not have; "
+            f"name a file or one of {', '.join(names())}"
+        )
+    return found
+
+
 def _frame(paths: list[Path]) -> pd.DataFrame:
     if len(paths) == 1 and paths[0].suffix in (".parquet", ".csv"):
         return read_table(paths[0]).frame
     return import_traces(paths).table.frame
 
 
-def _as_recorded(frame: pd.DataFrame, paths: list[Path], output: Format, **scales: float) -> None:
+def _as_recorded(
+    frame: pd.DataFrame,
+    found: Anchor | None,
+    anchored: dict[str, Any],
+    paths: list[Path],
+    output: Format,
+    **scales: float,
+) -> None:
     result = replay_trace(frame, Scales(**scales))
     steps = result.steps.assign(
         recorded_ms=result.steps["recorded_ns"] / NS_PER_MS, replayed_ms=result.steps["replayed_ns"] / NS_PER_MS
@@ -83,17 +132,18 @@ def _as_recorded(frame: pd.DataFrame, paths: list[Path], output: Format, **scale
     facts = provenance(traces=[path.name for path in paths], **scales)
     if output is Format.JSON:
         rows = [
-            {**row, "relative_error": error if (error := row["relative_error"]) == error else None}
+            {**row, "relative_error": None if np.isnan(row["relative_error"]) else row["relative_error"]}
             for row in result.steps.to_dict("records")
         ]
         worst = max((abs(row["relative_error"]) for row in rows if row["relative_error"] is not None), default=None)
-        document = {"provenance": facts, "steps": rows, "worst_relative_error": worst}
+        document = {"provenance": facts, "anchor": anchored, "steps": rows, "worst_relative_error": worst}
         if result.notes:
             document["notes"] = list(result.notes)
         typer.echo(json.dumps(document, indent=1))
         return
     for key, value in facts.items():
         typer.echo(f"# {key}: {value}")
+    _echo_anchor(found, anchored)
     columns = [
         Column(name="rank"),
         Column(name="step"),
@@ -105,10 +155,17 @@ def _as_recorded(frame: pd.DataFrame, paths: list[Path], output: Format, **scale
     typer.echo("".join(f"\nnote: {note}" for note in result.notes), nl=bool(result.notes))
 
 
+def _echo_anchor(found: Anchor | None, facts: dict[str, Any]) -> None:
+    lines = [f"WARNING: {each}" for each in facts["warnings"]] if found is None else found.lines()
+    typer.echo("\n".join([*lines, ""]))
+
+
 def _under_schedule(
     frame: pd.DataFrame,
     schedule: str,
     output: Format,
+    found: Anchor | None,
+    anchored: dict[str, Any],
     *,
     mode: str,
     batch_scale: float,
@@ -143,7 +200,8 @@ def _under_schedule(
         world_size=options.world_size,
         seed=seed,
     )
-    _print_run({"provenance": facts, **_result(run(loop, workload, None, options))}, loop.name, output)
+    result = {"provenance": facts, "anchor": anchored, **_result(run(loop, workload, None, options))}
+    _print_run(result, loop.name, output, found)
 
 
 def _result(run: Run) -> dict[str, Any]:
@@ -164,7 +222,7 @@ def _result(run: Run) -> dict[str, Any]:
     }
 
 
-def _print_run(result: dict[str, Any], schedule: str, output: Format) -> None:
+def _print_run(result: dict[str, Any], schedule: str, output: Format, found: Anchor | None) -> None:
     if output is Format.CSV:
         typer.echo("part,ms")
         for part, ms in result["parts_ms"].items():
@@ -175,11 +233,14 @@ def _print_run(result: dict[str, Any], schedule: str, output: Format) -> None:
         return
     for key, value in result["provenance"].items():
         typer.echo(f"# {key}: {value}")
+    _echo_anchor(found, result["anchor"])
     typer.echo(parts({schedule: result["parts_ms"]}, title="Where the step goes"))
     typer.echo(f"\nWhat limits this step: {result['limit']}")
     rests = result["critical_cycle_rests_on"]
     words = ", ".join(f"{share:.0%} {name}" for name, share in rests.items() if share)
     missing = len(result["without_cost"])
     nothing = f", and on {missing} kinds of op that are not in the trace and cost nothing" if missing else ""
-    typer.echo(f"It rests on numbers that are {words}{nothing}")
+    share = result["anchor"].get("classified_share")
+    of = f", of the {share:.1%} of the device time that is classified" if share is not None and share < 0.995 else ""
+    typer.echo(f"It rests on numbers that are {words}{of}{nothing}")
     typer.echo("\n".join(["", "Assumed:", *(f"  {each}" for each in result["assumptions"])]))

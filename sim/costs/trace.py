@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pandas as pd
 import simpy
 
-from nestpipe.base import CaseError, TraceError, ns_to_us, split_evenly
+from nestpipe.base import TraceError, ns_to_us, split_evenly
 from nestpipe.ir import COLLECTIVES, Loop, Op, OpKind, Resource
 from sim.costs.demand import Demand
 from sim.costs.workload import OpCosts, Options
@@ -139,12 +139,13 @@ class TraceWorkload:
     def recorded(self, loop: Loop, cluster: Cluster | None, options: Options) -> TraceCosts:
         """What the ops of `loop` cost; see `costs_from_trace`.
 
+        A trace has times and no demands: a cluster scales transfers to another number of ranks, as `network` does, and
+        what runs on the device takes as long as on the recorded one.
+
         Raises:
-            CaseError: on a cluster, of which a trace knows nothing.
-            TraceError: if the trace has none of the ops.
+            TraceError: if the trace has none of the ops, or is asked for more ranks without a network.
         """
-        if cluster is not None:
-            raise CaseError("workload: a trace has times and no demands, so it cannot move to a topology; use factors")
+        network = cluster or self.network
         scale = self.batch_scale
         if self.batch_per_worker and options.batch_per_worker:
             scale *= options.batch_per_worker / self.batch_per_worker
@@ -154,7 +155,7 @@ class TraceWorkload:
             mode=self.mode,
             batch_scale=scale,
             world_size=options.world_size,
-            collective_ns=None if self.network is None else network_costs(self.network, loop, options.domain_size),
+            collective_ns=None if network is None else network_costs(network, loop, options.domain_size),
             seed=self.seed,
         )
 
@@ -302,6 +303,11 @@ def _world_factor(
     collective_ns: CollectiveCost | None,
 ) -> tuple[float, str]:
     """By how much a transfer changes with the number of ranks, and the assumption behind it."""
+    if collective_ns is None and target > recorded:
+        raise TraceError(
+            f"{kind}: the trace was recorded on {recorded} ranks and says nothing of a network that joins {target}; "
+            "give a topology (--topology, or that of a scenario's cluster)"
+        )
     if collective_ns is None:
         return 1.0, f"{kind}: transfer as recorded with {recorded} ranks (no topology given to scale it to {target})"
     size = float(_exchanges(rows)["bytes"].fillna(0).mean()) * batch_scale

@@ -1,5 +1,6 @@
 """How a program runs: SimPy streams, shared resources, folded ranks, and two answers without simulating."""
 
+from sim.engine.anchor import Anchor, anchor
 from sim.engine.bound import Bound, max_cycle_ratio
 from sim.engine.costs import Costs, Jitter, TimedCosts, Work
 from sim.engine.engine import simulate
@@ -12,6 +13,7 @@ from sim.engine.replay import Scales, replay
 __all__ = [
     "Activity",
     "Actors",
+    "Anchor",
     "Bound",
     "Capacity",
     "Costs",
@@ -22,6 +24,7 @@ __all__ = [
     "TimedCosts",
     "Work",
     "World",
+    "anchor",
     "max_cycle_ratio",
     "rank_step_ns",
     "replay",

@@ -152,7 +152,8 @@ def _lookahead(steps: list[HostRange], stages: list[HostRange]) -> None:
     """Sets how many batches ahead of its step a stage works, as the order of the annotations shows it.
 
     Key routing after the step's forward is for the next batch; a copy before the forward of such a pipeline is for the
-    one after that (TorchRec's `TrainPipelineSparseDist`), after the forward for the next.
+    one after that (TorchRec's `TrainPipelineSparseDist`), after the forward for the next. Where a forward itself waits
+    for keys, these were routed by an earlier step, so that all routing outside of it is for the next batch.
     """
     forwards = sorted((s.start_ns, s.end_ns) for s in stages if s.phase is not None and s.phase.stage == "forward")
     for step in steps:
@@ -160,7 +161,10 @@ def _lookahead(steps: list[HostRange], stages: list[HostRange]) -> None:
         end = next((e for b, e in forwards if step.start_ns <= b < step.end_ns), None)
         if end is None:
             continue
-        late = [s for s in inside if s.phase is not None and s.phase.stage == "dedup" and s.start_ns >= end]
+        routing = [s for s in inside if s.phase is not None and s.phase.stage == "dedup"]
+        own = [s for s in routing if any(b <= s.start_ns < e for b, e in forwards)]
+        waits = any("wait_" in s.name for s in own)
+        late = [s for s in routing if s.start_ns >= end or (waits and s not in own)]
         for stage in late:
             stage.batch_offset = 1
         for stage in inside:

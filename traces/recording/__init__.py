@@ -2,5 +2,17 @@
 
 from traces.recording.build import recording
 from traces.recording.model import Activity, Call, DeviceOp, Latencies, Meeting, RankRecording, Recording
+from traces.recording.schedule import classified_share, recorded_schedule
 
-__all__ = ["Activity", "Call", "DeviceOp", "Latencies", "Meeting", "RankRecording", "Recording", "recording"]
+__all__ = [
+    "Activity",
+    "Call",
+    "DeviceOp",
+    "Latencies",
+    "Meeting",
+    "RankRecording",
+    "Recording",
+    "classified_share",
+    "recorded_schedule",
+    "recording",
+]

@@ -62,7 +62,7 @@ COMMANDS = {
     "trace_replay": "trace replay t.csv",
     "trace_replay_json": "trace replay t.csv --transfer-scale 0.5 --format json",
     "trace_replay_csv": "trace replay t.csv --format csv",
-    "trace_replay_schedule": "trace replay t.csv --schedule dbp --world-size 8",
+    "trace_replay_schedule": "trace replay t.csv --schedule dbp --world-size 8 --topology laptop",
     "trace_replay_schedule_json": "trace replay t.csv --schedule dbp --format json",
     "trace_replay_schedule_csv": "trace replay t.csv --schedule dbp --format csv",
     "schedule_check_stale": "schedule check async_prefetch --allow-staleness 1",

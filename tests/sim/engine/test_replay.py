@@ -195,10 +195,12 @@ def test_a_cost_law_is_fitted_and_going_beyond_it_is_flagged() -> None:
     assert beyond.batch_ns[OpKind.ALL_TO_ALL_ROWS][0] == pytest.approx(8_100)
 
 
-def test_another_world_size_needs_a_network_or_says_that_it_had_none() -> None:
+def test_a_larger_world_needs_a_network() -> None:
     frame = _steps([1_000, 1_000], OpKind.ALL_TO_ALL_ROWS, sizes=[64, 64]).assign(group_size=8)
     loop = load("sync")
-    plain = costs_from_trace(frame, loop, world_size=64)
+    with pytest.raises(TraceError, match=r"on 8 ranks and says nothing of a network that joins 64.*--topology"):
+        costs_from_trace(frame, loop, world_size=64)
+    plain = costs_from_trace(frame, loop, world_size=4)
     assert plain.batch_ns[OpKind.ALL_TO_ALL_ROWS][0] == 1_000
     assert any("no topology given" in each for each in plain.assumptions)
     scaled = costs_from_trace(frame, loop, world_size=64, collective_ns=lambda _, size, ranks: size * ranks)
