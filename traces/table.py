@@ -34,15 +34,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import IO, Any, Final
-
-import pandas as pd
-import pyarrow as pa  # type: ignore[import-untyped]
-import pyarrow.parquet as pq  # type: ignore[import-untyped]
+from typing import IO, TYPE_CHECKING, Any, Final
 
 from nestpipe.base import TraceError, atomic_file, unknown_name
 from nestpipe.ir import OpKind
 from nestpipe.timeline import COLUMNS as TIMELINE_COLUMNS
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = [
     "COLUMNS",
@@ -164,6 +163,8 @@ def _unknown_columns(names: Iterable[str], where: str) -> None:
 
 
 def _typed(frame: pd.DataFrame, where: str) -> pd.DataFrame:
+    import pandas as pd
+
     columns: dict[str, Any] = {}
     for name in COLUMNS:
         dtype: Any = pd.Int64Dtype() if name in INT_COLUMNS else pd.StringDtype()
@@ -232,6 +233,8 @@ def make_table(
     Raises:
         TraceError: as `validate`.
     """
+    import pandas as pd
+
     frame = rows if isinstance(rows, pd.DataFrame) else pd.DataFrame.from_records(list(rows), columns=_used(rows))
     return TraceTable(frame=validate(frame, where), files=tuple(files))
 
@@ -245,6 +248,8 @@ def _used(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def concat(tables: Sequence[TraceTable]) -> TraceTable:
     """The rows and files of several tables, one after the other."""
+    import pandas as pd
+
     if not tables:
         return make_table([])
     frames = [table.frame for table in tables if len(table.frame)]
@@ -308,6 +313,9 @@ def _write_csv(file: IO[bytes], tables: Iterable[TraceTable], metadata: str) -> 
 
 
 def _write_parquet(file: IO[bytes], tables: Iterable[TraceTable], metadata: str) -> int:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     schema = pa.schema([(name, pa.int64() if name in INT_COLUMNS else pa.string()) for name in COLUMNS])
     rows = 0
     with pq.ParquetWriter(file, schema.with_metadata({METADATA_KEY: metadata.encode()}), compression="zstd") as writer:
@@ -319,6 +327,9 @@ def _write_parquet(file: IO[bytes], tables: Iterable[TraceTable], metadata: str)
 
 def is_table(path: str | os.PathLike[str]) -> bool:
     """Whether a Parquet file is a trace table (by its metadata, or its columns where it has none)."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     try:
         schema = pq.read_schema(path)
     except (OSError, pa.ArrowInvalid, pa.ArrowException):
@@ -327,6 +338,10 @@ def is_table(path: str | os.PathLike[str]) -> bool:
 
 
 def _read_parquet(path: str | os.PathLike[str]) -> tuple[pd.DataFrame, str]:
+    import pandas as pd
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     try:
         arrow = pq.read_table(path)
     except (OSError, pa.ArrowInvalid, pa.ArrowException) as error:
@@ -337,6 +352,8 @@ def _read_parquet(path: str | os.PathLike[str]) -> tuple[pd.DataFrame, str]:
 
 
 def _read_csv(path: str | os.PathLike[str]) -> tuple[pd.DataFrame, str]:
+    import pandas as pd
+
     try:
         with open(path, encoding="utf-8", newline="") as file:
             first = file.readline()

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import pandas as pd
 
 from nestpipe.base import TraceError, atomic_file, unknown_name
 from nestpipe.ir import OpKind
 from nestpipe.timeline.timeline import COLUMNS, Timeline, from_frame
 
 if TYPE_CHECKING:
-    import pyarrow as pa  # type: ignore[import-untyped]
+    import pandas as pd
+    import pyarrow as pa
 
 __all__ = ["read_timeline", "write_timeline"]
 
@@ -34,7 +34,7 @@ def write_timeline(timeline: Timeline, path: str | os.PathLike[str], *, option: 
         TraceError: if the file cannot be written; names `option` as the way out.
     """
     import pyarrow as pa
-    import pyarrow.parquet as pq  # type: ignore[import-untyped]
+    import pyarrow.parquet as pq
 
     frame = timeline.frame()
     places = np.searchsorted(np.sort(timeline.ranks), frame["rank"].to_numpy())
@@ -77,6 +77,7 @@ def read_timeline(path: str | os.PathLike[str]) -> Timeline:
 
 
 def _frame(table: pa.Table, path: Path) -> pd.DataFrame:
+    import pandas as pd
     import pyarrow as pa
 
     missing = [name for name in _NEEDED if name not in table.column_names]

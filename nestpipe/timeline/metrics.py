@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from nestpipe.base import NS_PER_S, TraceError, ns_to_ms
 from nestpipe.ir import COMPUTE, KINDS, OpKind, StepPart, kinds_of
 from nestpipe.timeline.timeline import Timeline
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = [
     "METRICS",
@@ -128,12 +130,12 @@ def step_ends(timeline: Timeline) -> tuple[npt.NDArray[np.int64], npt.NDArray[np
     Returns:
         int64 (steps,), and int64 (ranks, steps) in nanoseconds.
     """
-    update = timeline.ops["kind"].to_numpy() == OpKind.UPDATE.value
+    update = timeline.columns["kind"] == OpKind.UPDATE.value
     if update.any():
-        steps = timeline.ops["batch"].to_numpy()[update]
+        steps = timeline.columns["batch"][update]
         order = np.argsort(steps, kind="stable")
         return steps[order], timeline.end_ns[:, update][:, order]
-    of_op = timeline.ops["step"].to_numpy()
+    of_op = timeline.columns["step"]
     steps = np.unique(of_op)
     ends = np.stack([timeline.end_ns[:, of_op == step].max(axis=1) for step in steps], axis=1)
     return steps, np.maximum.accumulate(ends, axis=1)
@@ -146,7 +148,7 @@ def steady_window(timeline: Timeline) -> Window:
         TraceError: if fewer than two steps are left.
     """
     steps, _ = step_ends(timeline)
-    ahead = int((timeline.ops["batch"] - timeline.ops["step"]).max())
+    ahead = int((timeline.columns["batch"] - timeline.columns["step"]).max())
     return Window.of(len(steps), first=int(steps.min()), last=int(steps.max()), ahead=ahead)
 
 
@@ -160,11 +162,18 @@ def partition(timeline: Timeline, window: Window | None = None) -> pd.DataFrame:
         timeline: simulated or measured.
         window: the steps to look at; by default `steady_window`.
     """
-    window = window or steady_window(timeline)
+    import pandas as pd
+
+    table = _partition(timeline, window or steady_window(timeline))
+    return pd.DataFrame(table, columns=list(PARTS), index=pd.Index(timeline.ranks, name="rank"))
+
+
+def _partition(timeline: Timeline, window: Window) -> npt.NDArray[np.float64]:
+    """Nanoseconds per steady step; float64 (ranks, parts)."""
     steps, ends = step_ends(timeline)
     lows = ends[:, np.flatnonzero(steps == window.first)[-1]]
     highs = ends[:, np.flatnonzero(steps == window.last)[-1]]
-    kinds = timeline.ops["kind"].to_numpy()
+    kinds = timeline.columns["kind"]
     parts = np.array([_PART_OF_KIND.get(kind, _BUBBLE) for kind in kinds])
     stalls = np.isin(kinds, [kind.value for kind in _STALLS])
     rows = []
@@ -178,8 +187,7 @@ def partition(timeline: Timeline, window: Window | None = None) -> pd.DataFrame:
         stops = np.concatenate([end[inside], ready[waits]]).clip(low, high)
         which = np.concatenate([parts[inside], np.full(int(waits.sum()), _WAITING)])
         rows.append(_sweep(begins, stops, which, int(low), int(high)))
-    table = np.array(rows) / window.steps
-    return pd.DataFrame(table, columns=list(PARTS), index=pd.Index(timeline.ranks, name="rank"))
+    return np.asarray(np.array(rows) / window.steps, dtype=np.float64)
 
 
 def _sweep(
@@ -209,12 +217,13 @@ def measure(timeline: Timeline, *, global_batch: int | None = None, window: Wind
     """
     window = window or steady_window(timeline)
     weights = timeline.weights / timeline.weights.sum()
-    parts = {str(name): float(value) for name, value in partition(timeline, window).mul(weights, axis=0).sum().items()}
+    weighted = np.ascontiguousarray((_partition(timeline, window) * weights[:, None]).T)
+    parts = dict(zip(PARTS, weighted.sum(axis=1).tolist(), strict=True))  # pairwise sums: one part's ranks lie together
     step_ns = sum(parts.values())
     if not step_ns > 0:
         raise TraceError("the steady steps take no time: every op takes 0 ns; give at least one op a time")
-    embedding = np.isin(timeline.ops["kind"], [kind.value for kind in kinds_of(StepPart.EMBEDDINGS)])
-    batches = timeline.ops["batch"].to_numpy()
+    embedding = np.isin(timeline.columns["kind"], [kind.value for kind in kinds_of(StepPart.EMBEDDINGS)])
+    batches = timeline.columns["batch"]
     mine = embedding & (batches > window.first) & (batches <= window.last)
     transfer = timeline.end_ns[:, mine] - timeline.start_ns[:, mine] - timeline.wait_ns[:, mine]
     total_ns = float((transfer.sum(axis=1) * weights).sum()) / window.steps

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from nestpipe.base import TraceError
-from nestpipe.ir import COLLECTIVES, Op, OpKind, Program, Stream, op_name
+from nestpipe.ir import COLLECTIVES, OpKind, Program, op_name
 
-__all__ = ["COLUMNS", "Span", "Timeline", "build", "from_frame", "op_table", "with_waits"]
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["COLUMNS", "Span", "Timeline", "build", "from_frame", "with_waits"]
 
 Int64: TypeAlias = npt.NDArray[np.int64]
 
@@ -67,7 +69,8 @@ class Timeline:
     """When each op of each rank ran.
 
     Attributes:
-        ops: one row per op, columns step, batch, micro_batch (Int64, NA for whole-batch ops), stream, kind, op.
+        columns: of each op, int64 (ops,) step and batch, object (ops,) micro_batch (None for whole-batch ops), and
+            str (ops,) stream, kind and op.
         ranks: int64 (ranks,), the ranks shown.
         weights: int64 (ranks,), how many ranks each stands for; all 1 unless folded.
         start_ns, end_ns, wait_ns: int64 (ranks, ops); see `Span`. `end_ns` < 0 marks an op that the rank did not run.
@@ -75,7 +78,7 @@ class Timeline:
         meta: where it comes from: schedule, source ("simulated" or "measured"), world_size, micro_batches, ...
     """
 
-    ops: pd.DataFrame
+    columns: Mapping[str, npt.NDArray[Any]]
     ranks: Int64
     weights: Int64
     start_ns: Int64
@@ -83,6 +86,14 @@ class Timeline:
     wait_ns: Int64
     sizes: Mapping[str, npt.NDArray[np.float64]] = field(default_factory=dict)
     meta: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def ops(self) -> pd.DataFrame:
+        """The columns as a table, one row per op; micro_batch is Int64, NA for whole-batch ops."""
+        import pandas as pd
+
+        table = pd.DataFrame({name: self.columns[name].tolist() for name in (*_IDENTITY, "op")})
+        return table.astype({"step": np.int64, "batch": np.int64, "micro_batch": "Int64"})
 
     @property
     def makespan_ns(self) -> int:
@@ -95,13 +106,16 @@ class Timeline:
         Args:
             ranks: which of the shown ranks; None for all.
         """
+        import pandas as pd
+
         chosen = np.arange(len(self.ranks)) if ranks is None else np.flatnonzero(np.isin(self.ranks, list(ranks)))
-        num_ops = len(self.ops)
-        frame = pd.DataFrame({name: np.tile(self.ops[name].array, len(chosen)) for name in ("step", "batch")})
-        frame["micro_batch"] = pd.array(np.tile(self.ops["micro_batch"].to_numpy(), len(chosen)), dtype="Int64")
+        num_ops = len(self.columns["op"])
+        ops = self.ops
+        frame = pd.DataFrame({name: np.tile(ops[name].array, len(chosen)) for name in ("step", "batch")})
+        frame["micro_batch"] = pd.array(np.tile(ops["micro_batch"].to_numpy(), len(chosen)), dtype="Int64")
         frame["rank"] = np.repeat(self.ranks[chosen], num_ops)
         for name in ("stream", "kind", "op"):
-            codes, labels = pd.factorize(self.ops[name])
+            codes, labels = pd.factorize(ops[name])
             frame[name] = pd.Categorical.from_codes(np.tile(codes, len(chosen)), categories=labels)
         for name, values in (("start_ns", self.start_ns), ("end_ns", self.end_ns), ("wait_ns", self.wait_ns)):
             frame[name] = values[chosen].reshape(-1)
@@ -117,15 +131,14 @@ class Timeline:
         return frame.iloc[order].reset_index(drop=True)[list(COLUMNS)]
 
 
-def op_table(program: Program) -> pd.DataFrame:
-    """One row per op of the program, in program order: step, batch, micro_batch, stream, kind, op."""
-    return _op_rows((stream, op) for stream in program.streams for op in stream.ops)
-
-
-def _op_rows(pairs: Iterable[tuple[Stream, Op]]) -> pd.DataFrame:
-    rows = [(op.step, op.batch, op.micro_batch, stream.name, op.kind.value, op_name(op)) for stream, op in pairs]
-    table = pd.DataFrame(rows, columns=[*_IDENTITY, "op"])
-    return table.astype({"step": np.int64, "batch": np.int64, "micro_batch": "Int64"})
+def op_columns(ops: Iterable[tuple[int, int, int | None, str, str, str]]) -> dict[str, npt.NDArray[Any]]:
+    """The columns of a Timeline, from step, batch, micro_batch, stream, kind and name of every op."""
+    values = zip(*ops, strict=True)
+    types = (np.int64, np.int64, np.object_, np.str_, np.str_, np.str_)
+    return {
+        name: np.array(column, dtype=dtype)
+        for name, column, dtype in zip((*_IDENTITY, "op"), values, types, strict=True)
+    }
 
 
 def build(
@@ -141,7 +154,11 @@ def build(
 ) -> Timeline:
     """A Timeline of the ops of `program`, in program order. Arrays are int64 (ranks, ops), in nanoseconds."""
     return Timeline(
-        ops=op_table(program),
+        columns=op_columns(
+            (op.step, op.batch, op.micro_batch, stream.name, op.kind.value, op_name(op))
+            for stream in program.streams
+            for op in stream.ops
+        ),
         ranks=np.asarray(ranks, dtype=np.int64),
         weights=np.asarray(weights, dtype=np.int64),
         start_ns=start_ns,
@@ -158,6 +175,8 @@ def from_frame(frame: pd.DataFrame, meta: Mapping[str, Any] | None = None) -> Ti
     Raises:
         TraceError: if a column is missing, an end lies before its start or a rank has an op twice.
     """
+    import pandas as pd
+
     missing = [name for name in (*_IDENTITY, "rank", "start_ns", "end_ns") if name not in frame.columns]
     if missing:
         raise TraceError(f"timeline: missing column {', '.join(missing)}; expected {', '.join(COLUMNS)}")
@@ -181,7 +200,9 @@ def from_frame(frame: pd.DataFrame, meta: Mapping[str, Any] | None = None) -> Ti
         return values
 
     return Timeline(
-        ops=ops,
+        columns=op_columns(
+            (*row[:2], None if pd.isna(row[2]) else int(row[2]), *row[3:]) for row in ops.itertuples(index=False)
+        ),
         ranks=ranks.astype(np.int64),
         weights=np.ones(len(ranks), dtype=np.int64),
         start_ns=dense("start_ns", 0, np.int64),
@@ -214,4 +235,6 @@ def with_waits(spans: pd.DataFrame, group_of: Mapping[str, Sequence[int]]) -> pd
 
 
 def _name(kind: str, batch: int, micro_batch: Any) -> str:
+    import pandas as pd
+
     return f"{OpKind(kind)} {batch}" + ("" if pd.isna(micro_batch) else f".{micro_batch}")

@@ -8,16 +8,18 @@ ranks each stands for; a collective's time is its transfer, its wait is kept apa
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from nestpipe.base import TraceError, ns_to_ms
 from nestpipe.ir import OpKind
 from nestpipe.timeline import METRICS, PARTS, StepMetrics, Timeline, Window, measure, metric_values, steady_window
 from reports.runs.tables import Column, csv, text
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["Diff", "Side", "as_csv", "as_json", "as_text", "compare", "summary"]
 
@@ -64,6 +66,8 @@ def compare(a: Timeline, b: Timeline, *, names: tuple[str, str] = ("A", "B")) ->
     Raises:
         TraceError: if one of them has no steady state; names which.
     """
+    import pandas as pd
+
     left, right = _side(a, names[0]), _side(b, names[1])
     kinds = _join(_kinds(a, left.metrics.window), _kinds(b, right.metrics.window), ["kind"]).fillna(0.0)
     kinds = kinds.sort_values("kind", key=_kind_order).reset_index(drop=True)
@@ -88,6 +92,8 @@ def _kind_order(column: pd.Series[Any]) -> pd.Series[Any]:
 
 def _whole_batches(ops: pd.DataFrame) -> pd.DataFrame:
     """The ops of a batch with its micro-batches summed, for sides that split their batches differently."""
+    import pandas as pd
+
     totals = ops.groupby(["kind", "batch"], sort=False)[["ms", "wait_ms"]].sum().reset_index()
     return totals.assign(micro_batch=pd.array([pd.NA] * len(totals), dtype="Int64"))
 
@@ -107,6 +113,8 @@ def _side(timeline: Timeline, name: str) -> Side:
 
 
 def _parts(a: Side, b: Side) -> pd.DataFrame:
+    import pandas as pd
+
     rows = [(part, a.metrics.parts_ms[part], b.metrics.parts_ms[part]) for part in PARTS]
     frame = pd.DataFrame(rows, columns=["part", "a_ms", "b_ms"])
     frame["change_ms"] = frame["b_ms"] - frame["a_ms"]
@@ -229,6 +237,8 @@ def _describe(letter: str, side: Side) -> str:
 
 
 def _metrics(diff: Diff) -> pd.DataFrame:
+    import pandas as pd
+
     a, b = metric_values(diff.a.metrics), metric_values(diff.b.metrics)
     rows = [(metric.title, a[name], b[name]) for name, metric in METRICS.items() if name in a and metric.unit == "ms"]
     frame = pd.DataFrame(rows, columns=["metric", "a_ms", "b_ms"])
@@ -243,6 +253,8 @@ def _percent(frame: pd.DataFrame) -> pd.DataFrame:
 
 def as_csv(diff: Diff) -> str:
     """Metrics, parts, kinds and ops in one long table: section, name, batch, micro_batch, a_ms, b_ms, change_ms."""
+    import pandas as pd
+
     sections = [
         ("metric", _metrics(diff).rename(columns={"metric": "name"})),
         ("part", diff.parts.rename(columns={"part": "name"})),
@@ -258,6 +270,8 @@ def as_csv(diff: Diff) -> str:
 
 def as_json(diff: Diff) -> dict[str, Any]:
     """The difference as plain values: sides, metrics, parts, kinds, every aligned op; null where a side lacks it."""
+
+    import pandas as pd
 
     def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
         return [

@@ -10,14 +10,16 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import numpy as np
-import pandas as pd
 
 from nestpipe.base import ORIGINS, STATUSES, TraceError, unknown_name
 from nestpipe.timeline import METRICS, PARTS
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = [
     "FORMAT",
@@ -155,6 +157,8 @@ class _Results:
 
 def rows_frame(rows: Sequence[ResultRow]) -> pd.DataFrame:
     """The rows as the long table that `reports.figures.plots` and `reports.runs.tables` take."""
+    import pandas as pd
+
     frame = pd.DataFrame([[getattr(row, name) for name in _ROW] for row in rows], columns=list(_ROW))
     return frame.astype(dict.fromkeys(("value", "published", "low", "high"), np.float64))
 
@@ -165,6 +169,8 @@ def read_rows(path: Path) -> tuple[ResultRow, ...]:
     Raises:
         TraceError: if the file cannot be read or is neither; names the file and the field.
     """
+    import pandas as pd
+
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -108,8 +108,8 @@ def read_side(path: str | os.PathLike[str]) -> tuple[str, Timeline]:
 
 def _is_trace(path: Path) -> bool:
     """Whether a Parquet file is a trace table, which has its own metadata."""
-    import pyarrow as pa  # type: ignore[import-untyped]
-    import pyarrow.parquet as pq  # type: ignore[import-untyped]
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
     with contextlib.suppress(OSError, pa.ArrowException):
         return METADATA_KEY in (pq.read_schema(path).metadata or {})

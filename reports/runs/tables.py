@@ -10,12 +10,13 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, Final
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any, Final
 
 from nestpipe.base import TraceError, unknown_name
 from nestpipe.timeline import METRICS, PARTS, Metric
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["Column", "cell", "csv", "parts", "results", "text"]
 
@@ -48,6 +49,8 @@ def cell(value: Any, digits: int | None = None, *, scale: float = 1.0, sign: boo
     >>> cell(5793.834, 2), cell(0.0061, 2, scale=100, sign=True), cell(None), cell(1536)
     ('5,793.83', '+0.61', '-', '1,536')
     """
+    import pandas as pd
+
     if value is None or value is pd.NA or (isinstance(value, float) and value != value):  # NaN is not itself
         return _NONE
     if isinstance(value, bool) or not isinstance(value, Real):
@@ -106,6 +109,8 @@ def results(frame: pd.DataFrame, *, title: str = "") -> str:
     Raises:
         TraceError: if a column is missing or a metric unknown.
     """
+    import pandas as pd
+
     need_columns(frame, ("method", "world_size", "metric", "value", "published", "status"), "results")
     rows = []
     for row in frame.to_dict("records"):
@@ -139,6 +144,8 @@ def parts(parts_ms: Mapping[str, Mapping[str, float]], *, title: str = "", share
         title: a line above the table.
         share: whether each column of milliseconds is followed by its share of the step.
     """
+    import pandas as pd
+
     present = [part for part in PARTS if any(each.get(part, 0.0) > 0 for each in parts_ms.values())]
     frame = pd.DataFrame({"part": [*present, "step"]})
     columns = [Column(name="part")]
@@ -168,6 +175,8 @@ def _columns(frame: pd.DataFrame, columns: Sequence[Column] | None) -> Sequence[
 
 def _is_numeric(values: pd.Series[Any]) -> bool:
     """Whether a column is set to the right: numbers, or text that is all numbers and dashes."""
+    import pandas as pd
+
     if pd.api.types.is_bool_dtype(values):
         return False
     if pd.api.types.is_numeric_dtype(values):
@@ -178,4 +187,6 @@ def _is_numeric(values: pd.Series[Any]) -> bool:
 
 
 def _rounded(value: Any, metric: Metric) -> str:
+    import pandas as pd
+
     return cell(None if pd.isna(value) else value, metric.digits, scale=metric.scale)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
 from nestpipe.base import NS_PER_S
 from nestpipe.ir import COLLECTIVES, KINDS, Cost, Loop, OpKind, Resource
@@ -20,6 +20,9 @@ from topologies.cluster import Cluster
 from topologies.fabric import Fabric
 from traces.keys import KeyStatistics
 from traces.workloads import AcceleratorRates, Growth, GrowthLaws, WorkloadModel, batch_times, synthesise
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["Demand", "demands_of_case", "demands_of_model", "demands_of_preset", "num_owners", "origin_of"]
 

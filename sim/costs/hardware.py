@@ -17,10 +17,9 @@ ranks.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 import simpy
 
 from nestpipe.base import NS_PER_S, CaseError, ns_to_ms, split_evenly
@@ -30,6 +29,9 @@ from sim.engine import Activity, Actors, Capacity, FluidSystem, Jitter
 from sim.network import Transfer, group_transfer
 from topologies.cluster import Cluster, TierKind
 from topologies.fabric import Fabric
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["HardwareCosts"]
 
@@ -291,6 +293,8 @@ class HardwareCosts:
 
     def stages(self) -> pd.DataFrame:
         """For each op kind: time alone per batch (ms), the resource that sets it and how full that is meanwhile."""
+        import pandas as pd
+
         rows = []
         for kind, demand in self.demands.items():
             alone = self.op_ns(Op(kind=kind, batch=0))
@@ -313,5 +317,7 @@ class HardwareCosts:
 
     def load(self) -> pd.DataFrame:
         """After a run: for each resource its work, the time it was in use and its utilisation over the whole run."""
+        import pandas as pd
+
         rows = [(use.name, use.work, use.busy_ns, use.utilisation) for use in self._fluid.usage()]
         return pd.DataFrame(rows, columns=["resource", "work", "busy_ns", "utilisation"])

@@ -13,11 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 import simpy
 
 from nestpipe.base import TraceError, ns_to_us, split_evenly
@@ -27,6 +26,9 @@ from sim.costs.workload import OpCosts, Options
 from sim.engine import Work
 from sim.network import network_costs
 from topologies.cluster import Cluster
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["CollectiveCost", "Mode", "TraceCosts", "TraceWorkload", "costs_from_trace"]
 
@@ -238,6 +240,8 @@ def costs_from_trace(
 
 def _exchanges(rows: pd.DataFrame) -> pd.DataFrame:
     """One row per exchange of a collective kind: step, transfer_ns (the shortest over the ranks) and bytes."""
+    import pandas as pd
+
     rows = rows.sort_values(["rank", "start_ns"], kind="stable")
     step = rows["step"].fillna(0)
     which = rows.groupby([rows["rank"].fillna(0), step], sort=False).cumcount()
@@ -286,6 +290,8 @@ def _scaled(
 
 
 def _plain(rows: pd.DataFrame) -> pd.DataFrame:
+    import pandas as pd
+
     columns: dict[str, Any] = {
         "step": rows["step"].fillna(0),
         "transfer_ns": rows["duration_ns"],

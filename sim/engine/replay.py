@@ -16,13 +16,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import pandas as pd
 
 from nestpipe.base import DeadlockError, TraceError
 from traces.recording import Activity, Call, DeviceOp, RankRecording, Recording, recording
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["Cause", "Replay", "Scales", "replay", "replay_recording"]
 
@@ -252,6 +254,8 @@ def replay_recording(source: Recording, scales: Scales) -> Replay:
 
 
 def _steps(run: _Run) -> pd.DataFrame:
+    import pandas as pd
+
     rows = []
     for position, each in enumerate(run.source.ranks):
         nodes, time = run.nodes[position], run.graph.time
@@ -320,6 +324,8 @@ class _Causes:
 
 
 def _pace(run: _Run) -> pd.DataFrame:
+    import pandas as pd
+
     rows = []
     for position, each in enumerate(run.source.ranks):
         recorded: dict[int, int] = {}
@@ -336,6 +342,8 @@ def _pace(run: _Run) -> pd.DataFrame:
 
 
 def _late(run: _Run) -> pd.DataFrame:
+    import pandas as pd
+
     waited = dict.fromkeys(range(len(run.source.ranks)), 0)
     meetings = dict.fromkeys(waited, 0)
     time = run.graph.time
@@ -348,6 +356,8 @@ def _late(run: _Run) -> pd.DataFrame:
 
 
 def _spans(run: _Run) -> pd.DataFrame:
+    import pandas as pd
+
     time, rows = run.graph.time, []
     for each, nodes in zip(run.source.ranks, run.nodes, strict=True):
         for op, start, end in zip(each.ops, nodes.op_start, nodes.op_end, strict=True):

@@ -14,13 +14,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
 from nestpipe.base import TraceError
 from sim.network.problem import Floats
 from traces.formats import read_collective_log
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["Basis", "Curve", "Reading", "Residuals", "read_curves"]
 

@@ -21,7 +21,7 @@ from itertools import islice
 from multiprocessing import get_context, parent_process, resource_tracker
 from typing import Any, NamedTuple, TypeAlias
 
-import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow as pa
 
 from nestpipe.base import NestPipeError
 from sim.scenario import Evaluator, Grid

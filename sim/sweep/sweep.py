@@ -13,8 +13,8 @@ from typing import Final
 
 import msgspec
 import pandas as pd
-import pyarrow as pa  # type: ignore[import-untyped]
-import pyarrow.parquet as pq  # type: ignore[import-untyped]
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from nestpipe.base import CaseError
 from nestpipe.ir import show

@@ -7,12 +7,14 @@ import io
 import os
 import re
 from pathlib import Path
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from nestpipe.base import TraceError
 from traces.formats.format import Found, Head, Options
 from traces.formats.reading import quantity, read_text
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["read", "read_bus_ratios", "sniff", "summarise"]
 
@@ -36,6 +38,8 @@ def read_bus_ratios(path: str | os.PathLike[str]) -> pd.DataFrame:
     Raises:
         TraceError: not such a table.
     """
+    import pandas as pd
+
     rows = list(csv.reader(io.StringIO(read_text(path))))
     if not rows or not rows[0] or rows[0][0].strip() != "Size":
         raise TraceError(f"{path}: expected a ratio table whose first column is 'Size'")

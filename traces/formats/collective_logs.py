@@ -9,9 +9,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from nestpipe.base import TraceError, ns_to_us, us_to_ns
 from traces.formats.collective_json import read_json
@@ -21,6 +19,9 @@ from traces.formats.measurement import Given, Measurement, frame_of, measurement
 from traces.formats.nccl_text import infer_collective, infer_world_size, parse_text, sections
 from traces.formats.phases import KIND_OF_COLLECTIVE, kind_name
 from traces.formats.reading import read_head, read_text, text_lines
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["read", "read_collective_log", "sniff", "summarise"]
 
@@ -130,6 +131,8 @@ def _read_text_log(given: Given, text: str) -> tuple[list[Measurement], float | 
 
 def _parquet_as_csv(path: str) -> str:
     """aiconfigurator ships its tables as Parquet; the same columns as in its CSV."""
+    import pandas as pd
+
     try:
         return str(pd.read_parquet(path).to_csv(index=False))
     except Exception as error:  # pyarrow has no common base for what damaged files raise
@@ -144,6 +147,8 @@ def summarise(trace: tuple[str, pd.DataFrame]) -> Found:
 
 def _rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Benchmark rows as ops: one measured exchange each, `op` naming the placement."""
+    import pandas as pd
+
     measured: Any = frame.itertuples(index=False)
     return [
         {
@@ -160,6 +165,8 @@ def _rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _summaries(path: str, frame: pd.DataFrame) -> list[dict[str, Any]]:
+    import pandas as pd
+
     summaries: list[dict[str, Any]] = []
     average = frame.attrs.get("average_busbw_bytes_per_s")
     groups: Any = frame.groupby(["collective", "world_size", "dtype"], sort=True)

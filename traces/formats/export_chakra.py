@@ -13,9 +13,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from nestpipe.base import NS_PER_US, TraceError, atomic_file, write_text
 from traces.formats.chakra import COMM_TYPES, NODE_TYPES, PRIVATE_PREFIX
@@ -23,6 +21,9 @@ from traces.formats.export_kineto import device_class, table_rows
 from traces.formats.phases import UNCLASSIFIED
 from traces.formats.protobuf import message, text_field, uint_field, varint
 from traces.table import EXTRA_KINDS, INT_COLUMNS, TEXT_COLUMNS
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["chakra_nodes", "write_chakra"]
 

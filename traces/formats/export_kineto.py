@@ -20,15 +20,17 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import numpy as np
-import pandas as pd
 
 from nestpipe.base import NS_PER_US, TraceError, atomic_file
 from nestpipe.ir import COLLECTIVES, KINDS, Cost, kinds_of
 from traces.formats.kineto_events import TRAILING_STEP
 from traces.table import EXTRA_KINDS
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["device_class", "kineto_events", "table_rows", "timed_rows", "write_kineto"]
 
@@ -83,6 +85,8 @@ def device_class(kind: str, stream: str | None, op: str | None, collective: str 
 
 def _plain(value: Any) -> Any:
     """A cell as JSON has it; `None` for a missing one."""
+    import pandas as pd
+
     if value is None or value is pd.NA or (isinstance(value, float) and value != value):
         return None
     return value.item() if isinstance(value, np.generic) else value
@@ -287,6 +291,8 @@ def write_kineto(frame: pd.DataFrame, folder: str | os.PathLike[str]) -> list[Pa
     Raises:
         TraceError: no row has times, or the folder cannot be written to.
     """
+    import pandas as pd
+
     if not len(timed_rows(frame)):
         raise TraceError(NO_TIMES)
     ranks = frame["rank"].fillna(0).astype("int64")

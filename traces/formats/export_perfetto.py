@@ -11,15 +11,17 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from nestpipe.base import TraceError, atomic_file
 from traces.formats.export_kineto import NO_TIMES, timed_rows
 from traces.formats.protobuf import message, text_field, uint_field
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["packets", "write_perfetto"]
 

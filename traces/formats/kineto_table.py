@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from traces.formats.intervals import merge
 from traces.formats.json_stream import whole
@@ -17,6 +16,9 @@ from traces.formats.kineto_join import Joined, group_of
 from traces.formats.phases import kind_name, kind_of_collective
 from traces.formats.skew import Matched
 from traces.table import Origin, provenance
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["kineto_frames", "splits_text", "waits_by_event"]
 
@@ -41,10 +43,14 @@ def splits_text(value: object) -> str | None:
 
 
 def _optional(values: Sequence[int | None]) -> Any:
+    import pandas as pd
+
     return pd.array(values, dtype="Int64")
 
 
 def _known(values: Any, missing: Any) -> Any:
+    import pandas as pd
+
     return pd.arrays.IntegerArray(np.asarray(values, dtype=np.int64).copy(), np.asarray(missing, dtype=np.bool_).copy())
 
 
@@ -80,6 +86,8 @@ def _exchange_columns(joined: Joined, waits: Mapping[int, int], part: range, see
 
 
 def _device_rows(joined: Joined, waits: Mapping[int, int], shift_ns: int, part: range, seen: set[int]) -> pd.DataFrame:
+    import pandas as pd
+
     events, chosen = joined.events, slice(part.start, part.stop)
     start = np.asarray(events.device_start_ns, dtype=np.int64)[chosen] + shift_ns
     duration = np.asarray(events.device_duration_ns, dtype=np.int64)[chosen]
@@ -199,6 +207,8 @@ def kineto_frames(joined: Joined, waits: Mapping[int, int], offset_ns: int, orig
         offset_ns: how far this rank's clock is ahead.
         origin_ns: the moment that the table calls 0.
     """
+    import pandas as pd
+
     shift = joined.events.base_ns - offset_ns - origin_ns
     seen: set[int] = set()
     count = len(joined.ops)
@@ -212,6 +222,8 @@ def kineto_frames(joined: Joined, waits: Mapping[int, int], offset_ns: int, orig
 
 def _labelled(frame: pd.DataFrame, joined: Joined) -> pd.DataFrame:
     """The rows with their rank and source."""
+    import pandas as pd
+
     frame["rank"] = pd.array([joined.events.rank] * len(frame), dtype="Int64")
     frame["source"] = provenance(Origin.MEASURED, Path(joined.events.path).name)
     return frame

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
-
-import pandas as pd
+from typing import TYPE_CHECKING, NamedTuple
 
 from nestpipe.base import NS_PER_S
 from traces.formats.nccl_text import bus_factor, collective_name
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["COLLECTIVE_COLUMNS", "Given", "Measurement", "frame_of", "gigabytes", "measurement", "printed"]
 
@@ -91,6 +92,8 @@ def gigabytes(value: object) -> float | None:
 
 def frame_of(rows: list[Measurement]) -> pd.DataFrame:
     """The rows as a typed table."""
+    import pandas as pd
+
     frame = pd.DataFrame(rows, columns=list(COLLECTIVE_COLUMNS))
     sizes = "Int64" if any(row.size_bytes is None for row in rows) else "int64"
     return frame.astype(

@@ -192,7 +192,7 @@ class readable:  # noqa: N801 - read as a verb where it is used
         return None
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        import pyarrow as pa  # type: ignore[import-untyped]
+        import pyarrow as pa
 
         if isinstance(error, UnicodeDecodeError):
             raise TraceError(f"{self._path}: not a key file: expected UTF-8 text, got binary data") from None

@@ -22,7 +22,7 @@ from traces.keys.layout import KeyFileLayout, KeyFormat, check_indices, detect_l
 from traces.keys.stream import KeyStream, join_streams, offsets_of, text_key
 
 if TYPE_CHECKING:
-    import pyarrow as pa  # type: ignore[import-untyped]
+    import pyarrow as pa
 
 __all__ = ["KeyFileLayout", "KeyFormat", "detect_layout", "read_keys"]
 
@@ -98,7 +98,7 @@ def _table_parts(
     path: Path, layout: KeyFileLayout, names: tuple[str, ...], order_by: str | None
 ) -> Iterator[tuple[KeyStream, NDArray[np.float64]]]:
     import pyarrow as pa
-    import pyarrow.csv as pcsv  # type: ignore[import-untyped]
+    import pyarrow.csv as pcsv
 
     text = pa.string()
     read = [*names, *([order_by] if order_by is not None and order_by not in names else [])]
@@ -125,7 +125,7 @@ def _table_parts(
 
 def _numbers(path: Path, cells: pa.StringArray, column: str) -> NDArray[np.float64]:
     import pyarrow as pa
-    import pyarrow.compute as pc  # type: ignore[import-untyped]
+    import pyarrow.compute as pc
 
     try:
         numbers: NDArray[np.float64] = pc.cast(pc.utf8_trim_whitespace(cells), pa.float64()).to_numpy(

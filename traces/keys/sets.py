@@ -295,7 +295,7 @@ def _numbered(bounds: NDArray[np.int64], start: int, stop: int) -> NDArray[np.in
 
 def dense_codes(stream: KeyStream) -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
     """The distinct row keys of a stream in order, and for each lookup the index of its key among them."""
-    import pyarrow as pa  # type: ignore[import-untyped]
+    import pyarrow as pa
 
     encoded = pa.array(stream.row_keys()).dictionary_encode()
     keys = encoded.dictionary.to_numpy()

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from nestpipe.base import TraceError
 from traces.formats.intervals import merge
 from traces.recording.model import Activity, Call, DeviceOp, Latencies, Meeting, RankRecording, Recording
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["recording"]
 
@@ -74,6 +76,8 @@ def recording(frame: pd.DataFrame) -> Recording:
 
 
 def _rank(rank: int, rows: pd.DataFrame) -> RankRecording:
+    import pandas as pd
+
     device = rows[rows["start_ns"].notna() & rows["stream"].astype("string").notna() & _on_device(rows)]
     device = device.sort_values(["start_ns", "launch_ns"], kind="stable")
     ops = [
@@ -112,6 +116,8 @@ def _on_device(rows: pd.DataFrame) -> pd.Series[bool]:
 
 def _calls(device: pd.DataFrame, rows: pd.DataFrame, ops: Sequence[DeviceOp]) -> list[Call]:
     """The host's calls in order of start; step ranges are marks of no length."""
+    import pandas as pd
+
     found: list[tuple[int, int, Call]] = []
 
     def add(order: int, call: Call) -> None:

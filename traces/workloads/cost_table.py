@@ -19,15 +19,17 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from nestpipe.base import TraceError, unknown_name
 from nestpipe.ir import COLLECTIVES, OpKind
 from traces.formats import load_json
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = [
     "COST_COLUMNS",
@@ -69,6 +71,8 @@ class CostTable:
     name: str = "cost table"
 
     def __post_init__(self) -> None:
+        import pandas as pd
+
         missing = [name for name in COST_COLUMNS if name not in self.rows.columns]
         if missing:
             raise TraceError(f"{self.name}: missing column {', '.join(missing)}; expected {', '.join(COST_COLUMNS)}")
@@ -136,6 +140,8 @@ def read_cost_table(path: str | os.PathLike[str]) -> CostTable:
     Raises:
         TraceError: if the file cannot be read, is of another version, or lacks a column.
     """
+    import pandas as pd
+
     value = load_json(path)
     if not isinstance(value, Mapping) or not {"meta", "columns", "rows"} <= value.keys():
         raise TraceError(f"{path}: expected a cost table (version, meta, columns, rows); 'nestpipe profile' writes one")
@@ -167,6 +173,8 @@ def summarise(samples: pd.DataFrame, *, source: str) -> pd.DataFrame:
     Returns:
         A table with `COST_COLUMNS`.
     """
+    import pandas as pd
+
     rows = []
     for (point, *conditions), group in samples.groupby(["point", *_CONDITIONS], sort=True, dropna=False):
         del point

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from nestpipe.base import TraceError, s_to_ns, split_evenly
 from nestpipe.ir import OpKind
 from traces.keys import KeyStatistics
 from traces.workloads.models import FLOAT_BYTES, WorkloadModel
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["SYNTHETIC_COLUMNS", "AcceleratorRates", "KeyCounts", "key_counts", "synthesise"]
 
@@ -156,6 +158,8 @@ def synthesise(
     Raises:
         TraceError: a size out of range, a number too large for a table, or statistics that do not cover N.
     """
+    import pandas as pd
+
     if not (batch >= 1 and world_size >= 1 and 1 <= micro_batches <= batch):
         raise TraceError(
             f"need batch and world size of at least 1 and at most {batch} micro-batches, "
