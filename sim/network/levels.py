@@ -16,14 +16,9 @@ Source: progressive filling, Bertsekas and Gallager, *Data Networks*, 2nd ed. 19
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from sim.network.problem import Floats, Ints
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["Levels", "fill"]
 
