@@ -22,6 +22,8 @@ __all__ = ["Edges", "equal_rows", "refine"]
 
 Int64: TypeAlias = NDArray[np.int64]
 _Hashes: TypeAlias = NDArray[np.uint64]
+#: Sorting so many values takes a few milliseconds, less than it takes to import what hashes them.
+_SORTED_UP_TO = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +42,25 @@ class Edges:
 
 def equal_rows(*columns: NDArray[Any]) -> Int64:
     """Numbers rows that agree in all columns alike: 0, 1, ... in order of appearance; int64 (rows,)."""
-    from pandas import factorize  # hashes, which takes a tenth of the time of sorting; slow to import
-
-    codes, _ = factorize(columns[0])
+    codes, _ = _numbered(columns[0])
     for column in columns[1:]:
-        more, others = factorize(column)
-        if len(others) > 1:
-            codes, _ = factorize(codes.astype(np.int64) * len(others) + more)
-    return codes.astype(np.int64)
+        more, others = _numbered(column)
+        if others > 1:
+            codes, _ = _numbered(codes * others + more)
+    return codes
+
+
+def _numbered(column: NDArray[Any]) -> tuple[Int64, int]:
+    """The number of each value in order of appearance, and how many there are."""
+    if len(column) > _SORTED_UP_TO:
+        from pandas import factorize  # hashes, which takes a tenth of the time of sorting; slow to import
+
+        codes, distinct = factorize(column)
+        return codes.astype(np.int64), len(distinct)
+    _, first, codes = np.unique(column, return_index=True, return_inverse=True)
+    number = np.empty(len(first), dtype=np.int64)
+    number[np.argsort(first)] = np.arange(len(first))
+    return number[codes], len(first)
 
 
 def refine(

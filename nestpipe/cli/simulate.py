@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import pandas as pd
 import typer
 
 from nestpipe.base import CaseError, ns_to_ms
@@ -16,7 +15,7 @@ from nestpipe.cli._common import Format, digest, provenance
 from nestpipe.ir import Loop, show
 from nestpipe.schedules import load
 from nestpipe.timeline import metric_values
-from reports.runs import Column, csv, parts, results, text, write_run
+from reports.runs import Column, csv, parts, results, table, text, write_run
 from sim.costs import (
     CaseWorkload,
     ModelWorkload,
@@ -318,7 +317,7 @@ def _resources(run: Run, status: str) -> dict[str, Any]:
 
 
 def _print(output: Format, result: dict[str, Any]) -> None:
-    rows = pd.DataFrame(result["rows"])
+    rows = table(result["rows"])
     if output is Format.JSON:
         typer.echo(json.dumps(result, indent=1))
     elif output is Format.CSV:
@@ -328,7 +327,7 @@ def _print(output: Format, result: dict[str, Any]) -> None:
             typer.echo(f"# {key}: {value}")
         base = f"{result['scaling_efficiency_relative_to']:,} workers"
         typer.echo(f"# speedup over {result['speedup_relative_to']}, scaling efficiency relative to {base}")
-        typer.echo(results(rows.drop(columns=["relative_error"])))
+        typer.echo(results(rows))
         typer.echo()
         typer.echo(parts({str(result["schedule"]): result["parts_ms"]}, title="Where the step goes"))
         typer.echo()
@@ -360,9 +359,9 @@ def _print_stages(result: dict[str, Any]) -> None:
         Column(name="utilisation", header="full (%)", digits=1, scale=100),
         Column(name="origin"),
     ]
-    typer.echo("\n" + text(pd.DataFrame(result["stages"]), columns, title="What sets the time of each op"))
+    typer.echo("\n" + text(table(result["stages"]), columns, title="What sets the time of each op"))
     load = [Column(name="resource"), Column(name="utilisation", header="full over the run (%)", digits=1, scale=100)]
-    typer.echo("\n" + text(pd.DataFrame(result["load"]), load, title="Load of links and hosts") + "\n")
+    typer.echo("\n" + text(table(result["load"]), load, title="Load of links and hosts") + "\n")
 
 
 def _print_keys(keys: dict[str, Any]) -> None:
@@ -376,6 +375,5 @@ def _print_keys(keys: dict[str, Any]) -> None:
         Column(name="basis", header="from"),
     ]
     title = f"Sizes from {', '.join(keys['files'])} ({keys['file_format']}, {keys['order']} order)"
-    frame = pd.DataFrame(keys["rows"]).astype({"ratio": "Float64"})
-    typer.echo(text(frame, columns, title=title))
+    typer.echo(text(table(keys["rows"]), columns, title=title))
     typer.echo("".join(f"note: {note}\n" for note in keys["notes"]))

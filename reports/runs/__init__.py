@@ -3,7 +3,7 @@
 from reports.runs.diff import Diff, as_csv, as_json, as_text, compare, summary
 from reports.runs.records import ResultRow, read_rows, rows_frame
 from reports.runs.runs import SavedRun, read_run, read_side, write_run
-from reports.runs.tables import Column, cell, csv, need_columns, parts, results, text
+from reports.runs.tables import Column, cell, csv, need_columns, parts, results, table, text
 
 __all__ = [
     "Column",
@@ -24,6 +24,7 @@ __all__ = [
     "results",
     "rows_frame",
     "summary",
+    "table",
     "text",
     "write_run",
 ]
