@@ -13,17 +13,13 @@ from nestpipe import cli
 from tests.paths import ROOT
 
 COMMANDS = {
-    "welcome": "",
     "help": "--help",
     "version": "--version",
     "no_such_command": "no-such-command",
     "no_such_schedule": "simulate --schedule nestpip --world-size 3072",
     "schedule": "schedule",
-    "schedule_list": "schedule list",
-    "schedule_list_csv": "schedule list --format csv",
     "schedule_show": "schedule show fwp",
     "schedule_show_unrolled": "schedule show dbp --unrolled --steps 1",
-    "schedule_check": "schedule check nestpipe",
     "schedule_check_csv": "schedule check async_prefetch --format csv",
     "schedule_check_json": "schedule check async_prefetch --format json",
     "schedule_check_forgotten": "schedule check examples/forgotten.txt",
@@ -38,8 +34,6 @@ COMMANDS = {
     "plan": "plan examples/plan.yaml",
     "plan_dry_run": "plan examples/plan.yaml --dry-run",
     "topology": "topology",
-    "topology_list": "topology list",
-    "topology_list_csv": "topology list --format csv",
     "topology_show": "topology show dgx_h100 --world-size 512",
     "trace": "trace",
     "trace_replay": "trace replay no_such_file.json",
