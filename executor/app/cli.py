@@ -113,10 +113,10 @@ def _guarded(world: ProcessGroups, watchdog: Watchdog, options: RunOptions, outp
         trainer = make_trainer(world, options)
         trainer.on_runtime = lambda runtime: watchdog.watch(runtime, trainer.domain_size)
         if outputs.resume:
-            found = latest(outputs.checkpoint) if outputs.checkpoint is not None else None
+            found = world.gather(latest(outputs.checkpoint) if outputs.checkpoint is not None else None)[0]
             if found is None:
                 raise ExecutorError(f"--resume: no checkpoint in {outputs.checkpoint}; give --checkpoint a directory")
-            restore(trainer, found)
+            restore(trainer, found, may_change=outputs.may_change)
         end = last_batch(trainer, options.steps)
         problem = world.gather(outputs.prepare() if world.rank == 0 else None)[0]
         if problem is not None:

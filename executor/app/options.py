@@ -41,7 +41,7 @@ from nestpipe.base import ExecutorError
 from nestpipe.checks import require_safe
 from nestpipe.ir import Loop, show, with_micro_batches
 from nestpipe.schedules import load
-from traces.keys import detect_layout, read_keys, zipf_ranks
+from traces.keys import KeyStream, detect_layout, read_keys, zipf_ranks
 
 __all__ = ["ModelKind", "RunOptions", "load_loop", "make_trainer", "user_sequences"]
 
@@ -55,6 +55,13 @@ class ModelKind(StrEnum):
     DLRM = "dlrm"
     HSTU = "hstu"
     FUXI = "fuxi"
+
+
+class IdKind(StrEnum):
+    """How keys become rows: hashed, or as they are, all of them below the number of rows."""
+
+    HASH = "hash"
+    STRICT = "strict"
 
 
 _SCHEDULE: Final = "Schedule"
@@ -129,6 +136,9 @@ class RunOptions(Settings):
     num_negatives: int = option(32, "Sampled negatives of a sequence.", group=_MODEL)
     data: Path | None = option(
         None, "Key file, MovieLens ratings or KuaiRand log; generated if none.", group=_DATA, identity=_content
+    )
+    ids: IdKind | None = option(
+        None, "How a DLRM's keys become rows; strict for a file and hash for generated keys if not given.", group=_DATA
     )
     batch_size: int = option(256, "Samples per rank and batch.", group=_DATA, flag="--batch")
     epochs: int = option(1, "Passes over the sequences of a file.", group=_DATA, scope=Scope.RUN)
@@ -210,12 +220,13 @@ def make_trainer(world: ProcessGroups, options: RunOptions, loop: Loop | None = 
 
 def _dlrm_run(options: RunOptions) -> tuple[Source, Model]:
     source: Source
+    hashed = (options.ids or (IdKind.HASH if options.data is None else IdKind.STRICT)) == IdKind.HASH
     if options.data is None:
         names = tuple(f"f{index}" for index in range(options.num_tables))
         source = SyntheticSource(
             features=names,
             batch_size=options.batch_size,
-            num_keys=10 * options.num_rows,
+            num_keys=10 * options.num_rows if hashed else options.num_rows,
             exponent=options.exponent,
             mean_length=options.mean_length,
             weighted=options.weighted,
@@ -224,10 +235,26 @@ def _dlrm_run(options: RunOptions) -> tuple[Source, Model]:
     else:
         stream = read_keys(options.data)
         names, source = stream.features, KeyStreamSource(stream=stream, batch_size=options.batch_size)
-    tables = [TableSpec(name=name, num_rows=options.num_rows, dim=options.dim) for name in names]
+        if not hashed:
+            _require_rows(stream, options)
+    tables = [TableSpec(name=name, num_rows=options.num_rows, dim=options.dim, hashed=hashed) for name in names]
     features = [Feature(name=name, table=name, pooling=options.pooling, weighted=options.weighted) for name in names]
     torch.manual_seed(options.seed)
     return source, DLRM(tables, features, num_dense=4, hidden=options.hidden)
+
+
+def _require_rows(stream: KeyStream, options: RunOptions) -> None:
+    """Refuse a file with a key that is not a row: it would have to share the row of another."""
+    # keys are unsigned: a negative one is a very large one here
+    outside = np.flatnonzero(stream.values >= np.uint64(options.num_rows))
+    if len(outside):
+        bag = int(np.searchsorted(stream.offsets, outside[0], side="right")) - 1
+        sample, feature = divmod(bag, len(stream.features))
+        raise ExecutorError(
+            f"{options.data}: sample {sample}, feature {stream.features[feature]}: key "
+            f"{stream.values.view(np.int64)[outside[0]]} is not a row of a table of {options.num_rows}, nor are "
+            f"{len(outside) - 1} others of {len(stream.values)}; give more --num-rows, or --ids hash"
+        )
 
 
 def _sequence_run(options: RunOptions) -> tuple[Source, Model]:

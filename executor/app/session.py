@@ -35,6 +35,14 @@ class Outputs:
         None, "Batches between checkpoints; only the last if none.", group=_FILES, scope=Scope.RUN
     )
     resume: bool = option(False, "Go on from the newest checkpoint.", group=_FILES, scope=Scope.RUN)
+    may_change: tuple[str, ...] = option(
+        (),
+        "Option that may differ from what the resumed checkpoint was made with, such as lr.",
+        group=_FILES,
+        flag="--allow-change",
+        collect=lambda names: tuple("--" + name.removeprefix("--") for name in names),
+        scope=Scope.RUN,
+    )
     timeline: Path | None = option(None, "Write the measured Timeline as Parquet.", group=_FILES, scope=Scope.RANK)
     chrome: Path | None = option(None, "Write Kineto/Chrome traces into this folder.", group=_FILES, scope=Scope.RANK)
 
@@ -115,6 +123,11 @@ def last_batch(trainer: Trainer, steps: int | None) -> int:
         raise ExecutorError("generated data have no end; give a number of steps")
     if end < 1:
         raise ExecutorError("the data hold no batch; nothing to train on")
+    if end <= trainer.next_batch:
+        raise ExecutorError(
+            f"the checkpoint stands at batch {trainer.next_batch} and training ends before it; "
+            "give more --steps or data"
+        )
     return int(end)
 
 

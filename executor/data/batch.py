@@ -1,8 +1,7 @@
 """One rank's batches: what a source yields, how a batch is cut into micro-batches, and how it lies in memory.
 
-A source is random access: batch `b` of rank `r` depends on nothing but the source, so a run that resumes at a batch
-needs no other position. Samples of a batch are cut into micro-batches in order, or in the order that a clustering
-gives.
+A source is random access: batch `b` of rank `r` depends on nothing but the source and where it started. Samples of a
+batch are cut into micro-batches in order, or in the order that a clustering gives.
 """
 
 from __future__ import annotations
@@ -98,6 +97,12 @@ class Source(Protocol):
 
     def read(self, batch: int, rank: int, world_size: int) -> RawBatch:
         """The rank's part of a batch; empty when it has run out."""
+
+    def position(self, batch: int, world_size: int) -> int:
+        """Where in the data a batch of all ranks begins, in samples; generated data count batches."""
+
+    def resumed(self, batch: int, position: int) -> Source:
+        """The source whose batch `batch` begins at a position, at whatever world and batch size it came about."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

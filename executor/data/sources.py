@@ -1,12 +1,13 @@
 """Where batches come from: a seeded Zipf generator, key files, and user sequences with sampled negatives.
 
-Every source is random access and depends on the world size only through how a global batch is dealt to the ranks.
+Every source is random access and depends on the world size only through how a global batch is dealt to the ranks. One
+that resumes starts at a position in its data; `start` is the batch that begins there, and the position in samples.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -77,6 +78,12 @@ class SyntheticSource:
         labels = (rng.random(size) < (0.2 + 0.3 * taste)).astype(np.float32)
         return RawBatch(features=features, dense=dense, labels=labels, terms=np.ones(size, dtype=np.int64))
 
+    def position(self, batch: int, world_size: int) -> int:  # noqa: ARG002
+        return batch
+
+    def resumed(self, batch: int, position: int) -> SyntheticSource:  # noqa: ARG002
+        return self
+
     def _bags(self, rng: np.random.Generator, size: int) -> Jagged:
         if self.mean_length == 1.0:
             lengths = np.ones(size, dtype=np.int64)
@@ -100,14 +107,28 @@ class KeyStreamSource:
     batch_size: int
     num_dense: int = 4
     labels: npt.NDArray[np.float32] | None = None
+    start: tuple[int, int] = (0, 0)
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Names of the key columns."""
+        return self.stream.features
 
     def num_batches(self, rank: int, world_size: int) -> int:  # noqa: ARG002
-        return -(-self.stream.num_samples // (self.batch_size * world_size))
+        return self.start[0] + -(-(self.stream.num_samples - self.start[1]) // (self.batch_size * world_size))
+
+    def position(self, batch: int, world_size: int) -> int:
+        since = (batch - self.start[0]) * self.batch_size * world_size
+        return min(self.start[1] + since, self.stream.num_samples)
+
+    def resumed(self, batch: int, position: int) -> KeyStreamSource:
+        return replace(self, start=(batch, position))
 
     def read(self, batch: int, rank: int, world_size: int) -> RawBatch:
-        first, size = _share(self.stream.num_samples, self.batch_size, batch, rank, world_size)
+        begin = self.position(batch, world_size)
+        first, size = _share(begin, self.stream.num_samples, self.batch_size, rank, world_size)
         if not size:
-            return empty_batch(self.stream.features, self.num_dense)
+            return empty_batch(self.features, self.num_dense)
         part = self.stream.slice(first, first + size)
         width = len(part.features)
         lengths = np.diff(part.offsets)
@@ -129,12 +150,11 @@ class KeyStreamSource:
         )
 
 
-def _share(num_samples: int, batch_size: int, batch: int, rank: int, world_size: int) -> tuple[int, int]:
-    """First sample and number of samples of a rank's part of a global batch."""
-    start = min(batch * batch_size * world_size, num_samples)
-    total = min(batch_size * world_size, num_samples - start)
+def _share(begin: int, end: int, batch_size: int, rank: int, world_size: int) -> tuple[int, int]:
+    """First sample and number of samples of a rank's part of the global batch that begins at a sample."""
+    total = min(batch_size * world_size, end - begin)
     sizes = [split_evenly(total, world_size, other) for other in range(world_size)]
-    return start + sum(sizes[:rank]), sizes[rank]
+    return begin + sum(sizes[:rank]), sizes[rank]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,22 +180,47 @@ class SequenceSource:
     epochs: int = 1
     seed: int = 0
     features: tuple[str, str] = ("items", "negatives")
+    start: tuple[int, int] = (0, 0)
     _orders: dict[int, Any] = field(default_factory=dict)
 
     def num_batches(self, rank: int, world_size: int) -> int:  # noqa: ARG002
-        return self._per_epoch(world_size) * self.epochs
+        epoch, _ = divmod(self.start[1], len(self.sequences))
+        later = max(self.epochs - epoch - 1, 0) * self._batches(0, world_size)
+        return self.start[0] + (self._first_batches(world_size) + later if epoch < self.epochs else 0)
 
-    def _per_epoch(self, world_size: int) -> int:
-        return -(-len(self.sequences) // (self.batch_size * world_size))
+    def position(self, batch: int, world_size: int) -> int:
+        epoch, first = self._place(batch, world_size)
+        return epoch * len(self.sequences) + first
+
+    def resumed(self, batch: int, position: int) -> SequenceSource:
+        return replace(self, start=(batch, position))
+
+    def _batches(self, first: int, world_size: int) -> int:
+        """Batches from a sample of an epoch to its end."""
+        return -(-(len(self.sequences) - first) // (self.batch_size * world_size))
+
+    def _first_batches(self, world_size: int) -> int:
+        """Batches from the start to the end of its epoch."""
+        return self._batches(self.start[1] % len(self.sequences), world_size)
+
+    def _place(self, batch: int, world_size: int) -> tuple[int, int]:
+        """The epoch of a batch, and its first sample in the epoch's order."""
+        done, size = batch - self.start[0], self.batch_size * world_size
+        epoch, first = divmod(self.start[1], len(self.sequences))
+        here = self._first_batches(world_size)
+        if done < here:
+            return epoch, first + done * size
+        more, within = divmod(done - here, self._batches(0, world_size))
+        return epoch + 1 + more, within * size
 
     def read(self, batch: int, rank: int, world_size: int) -> RawBatch:
-        epoch, within = divmod(batch, self._per_epoch(world_size))
+        epoch, begin = self._place(batch, world_size)
+        first, size = _share(begin, len(self.sequences), self.batch_size, rank, world_size)
+        if epoch >= self.epochs or not size:
+            return empty_batch(self.features, 0)
         if epoch not in self._orders:
             self._orders.clear()
             self._orders[epoch] = np.random.default_rng([self.seed, epoch]).permutation(len(self.sequences))
-        first, size = _share(len(self.sequences), self.batch_size, within, rank, world_size)
-        if epoch >= self.epochs or not size:
-            return empty_batch(self.features, 0)
         chosen = [self.sequences[index] for index in self._orders[epoch][first : first + size]]
         lengths = np.array([len(items) for items in chosen], dtype=np.int64)
         rng = np.random.default_rng([self.seed, batch, rank, 1])

@@ -30,7 +30,7 @@ _VALUE_BYTES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSpec:
-    """One table. Keys are hashed to rows, or taken as rows (modulo `num_rows`) where `hashed` is false."""
+    """One table. Keys are hashed to rows, or are rows themselves, 0 to `num_rows` - 1, where `hashed` is false."""
 
     name: str
     num_rows: int
@@ -83,11 +83,21 @@ class Layout:
 
         Args:
             table: position in `tables`.
-            keys: int64 or uint64, any shape; any value, negative ones included.
+            keys: int64 or uint64, any shape; any value if the table hashes them.
+
+        Raises:
+            ExecutorError: if a key of a table that does not hash them is not one of its rows.
         """
         spec = self.tables[table]
-        rows = owner_of(keys, spec.num_rows) if spec.hashed else keys % keys.dtype.type(spec.num_rows)
-        return np.asarray(rows, dtype=np.int64) + self.first_ids[table]
+        if spec.hashed:
+            return owner_of(keys, spec.num_rows) + self.first_ids[table]
+        bad = keys[(keys < 0) | (keys >= spec.num_rows)]
+        if bad.size:
+            raise ExecutorError(
+                f"table {spec.name}: key {bad[0]} is not a row of it; it has {spec.num_rows}, from 0. "
+                "Give it more rows, or hash its keys"
+            )
+        return np.asarray(keys, dtype=np.int64) + self.first_ids[table]
 
     def shard_ids(self, group: int, shard: int) -> range:
         """The ids of a group that a shard owns, ascending; may be empty."""

@@ -26,6 +26,11 @@ class Model(nn.Module, ABC):
     tables: tuple[TableSpec, ...]
     features: tuple[Feature, ...]
 
+    def rank_buffers(self) -> dict[str, Tensor]:
+        """What the model remembers besides its parameters, such as BatchNorm's running means: each rank its own."""
+        parameters = {name for name, _ in self.named_parameters()}
+        return {name: value for name, value in self.state_dict().items() if name not in parameters}
+
     @abstractmethod
     def loss(self, rows: Sequence[Tensor], batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """The summed loss and the predictions of a micro-batch with at least one sample.

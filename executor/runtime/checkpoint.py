@@ -1,19 +1,19 @@
 """Checkpoints at a drained batch boundary: written whole or not at all, read back bit for bit, at any world size.
 
-A checkpoint is a directory `batch-00000100`: each rank of domain 0 writes its shard as `.npy` files, rank 0 the dense
-state and a manifest with the digest of every file. It is written under a temporary name and renamed when every rank
-has succeeded, so a crash or a full disk leaves the last good checkpoint as it was.
+A checkpoint is a directory `batch-00000100`: each rank of domain 0 writes its shard as `.npy` files, each rank its
+random state and buffers, rank 0 the dense state and the manifest. It is written under a temporary name and renamed when
+every rank has succeeded, so a crash or a full disk leaves the last good checkpoint as it was.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
-import json
 import math
 import os
+import pickle
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,13 +23,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from executor.runtime.manifest import MANIFEST, Manifest, made_with, read_manifest, require_same
 from executor.runtime.trainer import Trainer
 from nestpipe.base import ExecutorError, replace_folder
 from nestpipe.ir import Data
 
 __all__ = ["latest", "restore", "save"]
 
-_VERSION = 1
 _STATES = (("rows", Data.TABLE), ("moments", Data.OPTIMIZER))
 
 
@@ -90,11 +90,10 @@ def _write(trainer: Trainer, directory: Path) -> dict[str, str]:
             for group, values in enumerate(worker.store.state(data)):
                 file = f"{name}-{group}-shard-{rank}.npy"
                 digests[file] = _write_file(directory / file, partial(_save_array, values))
-    random = {"torch": torch.get_rng_state(), "next_batch": trainer.next_batch}
-    file = f"random-{rank}.pt"
-    digests[file] = _write_file(directory / file, partial(_save_objects, random))
+    own = {"random": torch.get_rng_state(), "buffers": worker.model.rank_buffers()}
+    digests[f"rank-{rank}.pt"] = _write_file(directory / f"rank-{rank}.pt", partial(_save_objects, own))
     if rank == 0:
-        dense = {"model": worker.model.state_dict(), "moments": worker.dense.moments}
+        dense = {"parameters": dict(worker.model.named_parameters()), "moments": worker.dense.moments}
         digests["dense.pt"] = _write_file(directory / "dense.pt", partial(_save_objects, dense))
     return digests
 
@@ -129,18 +128,15 @@ def _digest(path: Path) -> str:
 
 
 def _publish(trainer: Trainer, draft: Path, final: Path, digests: dict[str, str]) -> None:
-    layout = trainer.worker.layout
-    manifest = {
-        "version": _VERSION,
-        "next_batch": trainer.next_batch,
-        "num_shards": trainer.domain_size,
-        "world_size": trainer.world.world_size,
-        "optimizer": trainer.worker.sparse.kind.value,
-        "tables": [[table.name, table.num_rows, table.dim, table.hashed] for table in layout.tables],
-        "files": dict(sorted(digests.items())),
-    }
-    text = json.dumps(manifest, indent=1) + "\n"
-    _write_file(draft / "manifest.json", lambda out: out.write(text.encode()))
+    manifest = Manifest(
+        next_batch=trainer.next_batch,
+        position=trainer.worker.source.position(trainer.next_batch, trainer.world.world_size),
+        num_shards=trainer.domain_size,
+        world_size=trainer.world.world_size,
+        made_with=made_with(trainer),
+        files=dict(sorted(digests.items())),
+    )
+    _write_file(draft / MANIFEST, lambda out: out.write(manifest.text().encode()))
     replace_folder(draft, final)
     handle = os.open(final.parent, os.O_RDONLY)
     try:
@@ -151,59 +147,57 @@ def _publish(trainer: Trainer, draft: Path, final: Path, digests: dict[str, str]
 
 def latest(directory: Path) -> Path | None:
     """The newest whole checkpoint of a directory, None if there is none."""
-    found = sorted(path for path in directory.glob("batch-*") if (path / "manifest.json").is_file())
+    found = sorted(path for path in directory.glob("batch-*") if (path / MANIFEST).is_file())
     return found[-1] if found else None
 
 
-def restore(trainer: Trainer, checkpoint: Path) -> None:
+def restore(trainer: Trainer, checkpoint: Path, *, may_change: Collection[str] = ()) -> None:
     """Put a trainer into the state of a checkpoint, also one that another number of ranks wrote. A collective call.
 
+    The position in the data is kept at another world size too. Buffers of the model are each rank's own; where there
+    are more ranks than before, rank r takes those of rank r modulo the old world size.
+
+    Args:
+        trainer: before its first batch.
+        checkpoint: the folder of one.
+        may_change: flags of options that may differ from those that it was made with.
+
     Raises:
-        ExecutorError: if the checkpoint is damaged or was made with other tables or another optimiser.
+        ExecutorError: if the checkpoint is damaged, or was made with other tables or options.
     """
     worker = trainer.worker
-    manifest = _manifest(checkpoint)
-    mine = [[table.name, table.num_rows, table.dim, table.hashed] for table in worker.layout.tables]
-    for what, theirs, ours in (
-        ("tables", manifest["tables"], mine),
-        ("optimizer", manifest["optimizer"], worker.sparse.kind.value),
-    ):
-        if theirs != ours:
-            raise ExecutorError(f"{checkpoint}: its {what} is {theirs}, this run has {ours}; resume with the same")
-    num_shards = int(manifest["num_shards"])
+    manifest = read_manifest(checkpoint)
+    require_same(checkpoint, manifest.made_with, made_with(trainer), may_change)
     for name, data in _STATES:
         for group, values in enumerate(worker.store.state(data)):
-            for shard in range(num_shards):
-                _fill(
-                    trainer,
-                    manifest,
-                    checkpoint / f"{name}-{group}-shard-{shard}.npy",
-                    group,
-                    (shard, num_shards),
-                    values,
-                )
-    dense = torch.load(_verified(manifest, checkpoint / "dense.pt"), map_location=worker.device, weights_only=True)
-    worker.model.load_state_dict(dense["model"])
-    worker.dense.moments.copy_(dense["moments"])
-    if manifest["world_size"] == trainer.world.world_size:
-        random = torch.load(_verified(manifest, checkpoint / f"random-{worker.rank}.pt"), weights_only=True)
-        torch.set_rng_state(random["torch"])
-    trainer.next_batch = int(manifest["next_batch"])
-
-
-def _manifest(checkpoint: Path) -> dict[str, Any]:
-    path = checkpoint / "manifest.json"
+            for shard in range(manifest.num_shards):
+                path = checkpoint / f"{name}-{group}-shard-{shard}.npy"
+                _fill(trainer, manifest, path, group, shard, values)
+    dense = _load_objects(manifest, checkpoint / "dense.pt", worker.device)
+    own = _load_objects(manifest, checkpoint / f"rank-{worker.rank % manifest.world_size}.pt", worker.device)
     try:
-        manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ExecutorError(f"{path}: invalid manifest of a checkpoint: {error}") from None
-    if manifest.get("version") != _VERSION:
-        raise ExecutorError(f"{path}: version must be {_VERSION}, got {manifest.get('version')!r}")
-    return manifest
+        worker.model.load_state_dict(dense["parameters"] | own["buffers"])
+        if dense["moments"].shape != worker.dense.moments.shape:
+            raise ValueError(f"optimiser values {dense['moments'].shape}, expected {worker.dense.moments.shape}")
+    except (KeyError, RuntimeError, ValueError) as error:
+        raise ExecutorError(f"{checkpoint}: its dense state does not fit this model: {error}") from None
+    worker.dense.moments.copy_(dense["moments"])
+    if manifest.world_size == trainer.world.world_size:
+        torch.set_rng_state(own["random"].cpu())
+    worker.source = worker.source.resumed(manifest.next_batch, manifest.position)
+    trainer.next_batch = manifest.next_batch
 
 
-def _verified(manifest: dict[str, Any], path: Path) -> Path:
-    expected = manifest["files"].get(path.name)
+def _load_objects(manifest: Manifest, path: Path, device: torch.device) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = torch.load(_verified(manifest, path), map_location=device, weights_only=True)
+    except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
+        raise ExecutorError(f"{path}: not a file of this checkpoint: {str(error).splitlines()[0]}") from None
+    return found
+
+
+def _verified(manifest: Manifest, path: Path) -> Path:
+    expected = manifest.files.get(path.name)
     try:
         found = _digest(path)
     except OSError as error:
@@ -213,16 +207,20 @@ def _verified(manifest: dict[str, Any], path: Path) -> Path:
     return path
 
 
-def _fill(
-    trainer: Trainer, manifest: dict[str, Any], path: Path, group: int, shard: tuple[int, int], values: Tensor
-) -> None:
+def _fill(trainer: Trainer, manifest: Manifest, path: Path, group: int, shard: int, values: Tensor) -> None:
     """Copy the rows that this rank owns out of one shard file; ids of either shard are evenly spaced."""
-    layout = trainer.worker.layout
-    theirs = replace(layout, num_shards=shard[1]).shard_ids(group, shard[0])
+    layout, size = trainer.worker.layout, manifest.num_shards
+    theirs = replace(layout, num_shards=size).shard_ids(group, shard)
     mine = layout.shard_ids(group, trainer.worker.store.shard)
-    first = next((id for id in mine[: 2 * shard[1]] if id in theirs), None)
-    file = np.load(_verified(manifest, path), mmap_mode="r")
+    try:
+        file = np.load(_verified(manifest, path), mmap_mode="r")
+    except ValueError as error:
+        raise ExecutorError(f"{path}: not an array: {error}") from None
+    expected = (len(theirs), values.shape[1])
+    if file.shape != expected or file.dtype != np.float32:
+        raise ExecutorError(f"{path}: expected float32 of shape {expected}, got {file.dtype} of {file.shape}")
+    first = next((id for id in mine[: 2 * size] if id in theirs), None)
     if first is not None:
-        stride = math.lcm(layout.num_shards, shard[1])
-        part = np.array(file[theirs.index(first) :: stride // shard[1]])
+        stride = math.lcm(layout.num_shards, size)
+        part = np.array(file[theirs.index(first) :: stride // size])
         values[mine.index(first) :: stride // layout.num_shards] = torch.from_numpy(part)

@@ -1,9 +1,9 @@
-"""SHA-256 digests of the trained state in canonical order, the same however many ranks hold it."""
+"""SHA-256 digests of the trained state in canonical order; those of tables are the same at every world size."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
@@ -34,10 +34,10 @@ def iter_rows(trainer: Trainer, data: Data, group: int, chunk_rows: int = _CHUNK
 
 
 def state_digests(trainer: Trainer) -> dict[str, str]:
-    """Digests of tables, optimiser rows and dense parameters. A collective call.
+    """Digests of tables, optimiser rows, dense parameters and the model's buffers. A collective call.
 
     A digest covers, per table group, the shape and the float32 values, little endian; dense parameters follow in name
-    order with their names.
+    order with their names. Buffers are each rank's own, so theirs are taken in rank order.
     """
     found = {}
     for name, data in (("tables", Data.TABLE), ("optimizer", Data.OPTIMIZER)):
@@ -47,12 +47,19 @@ def state_digests(trainer: Trainer) -> dict[str, str]:
             for rows in iter_rows(trainer, data, group):
                 total.update(_bytes(rows))
         found[name] = total.hexdigest()
+    model = trainer.worker.model
+    found["dense"] = _digest_of(dict(model.named_parameters()))
+    own = trainer.world.gather(_digest_of(model.rank_buffers()))
+    found["buffers"] = hashlib.sha256(" ".join(own).encode()).hexdigest()
+    return found
+
+
+def _digest_of(tensors: Mapping[str, Tensor]) -> str:
     total = hashlib.sha256()
-    for key, value in sorted(trainer.worker.model.named_parameters()):
+    for key, value in sorted(tensors.items()):
         total.update(f"{key} {tuple(value.shape)}".encode())
         total.update(_bytes(value.detach().cpu()))
-    found["dense"] = total.hexdigest()
-    return found
+    return total.hexdigest()
 
 
 def _bytes(values: Tensor) -> bytes:

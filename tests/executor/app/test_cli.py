@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from executor.app.cli import ProcessOptions
-from executor.app.options import ModelKind, RunOptions, make_trainer, user_sequences
+from executor.app.options import IdKind, ModelKind, RunOptions, make_trainer, user_sequences
 from executor.app.session import Outputs, last_batch, train
 from executor.compute import EmulatedDevice
 from executor.runtime import recorder
@@ -126,6 +126,37 @@ def test_resume_continues_to_the_same_digests(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["batch-00000002", "batch-00000004"]
     resumed = result(run_ranks([*SMALL, *kept, "--steps", "6", "--resume"]))
     assert resumed["digests"] == whole["digests"]
+
+
+def test_resuming_with_other_options_is_refused_by_name_or_allowed_by_name(tmp_path: Path) -> None:
+    keys = [tmp_path / name for name in ("keys.csv", "others.csv")]
+    for number, path in enumerate(keys):
+        path.write_text("a,b\n" + "".join(f"{i % 7},{(i + number) % 11}\n" for i in range(200)))
+    kept = [*SMALL, "--checkpoint", str(tmp_path / "kept"), "--steps", "2"]
+    result(run_ranks([*kept, "--data", str(keys[0])]))
+    changed = ["--data", str(keys[1]), "--batch", "4", "--lr", "0.1", "--seed", "3", "--resume"]
+    ends = run_ranks([*kept, *changed])
+    assert [end.code for end in ends] == [2, 2]
+    for part in ("--lr was 0.05, this run has 0.1; --seed was 0, this run has 3;", "--data was ", "--batch was 8"):
+        assert part in ends[0].stderr
+    allowed = [text for name in ("data", "batch", "lr", "seed") for text in ("--allow-change", name)]
+    assert "or allow it: --allow-change lr --allow-change seed --allow-change data" in ends[0].stderr
+    assert len(result(run_ranks([*kept, *changed, *allowed, "--steps", "4"]))["losses"]) == 4
+    ends = run_ranks([*kept, *changed, *allowed, "--steps", "4"])
+    assert "the checkpoint stands at batch 4 and training ends before it; give more --steps or data" in ends[1].stderr
+    ends = run_ranks([*kept, "--data", str(keys[0]), "--resume", "--allow-change", "learning-rate"])
+    assert [end.code for end in ends] == [2, 2]
+    assert "--allow-change: unknown option '--learning-rate'" in ends[0].stderr
+
+
+@pytest.mark.parametrize(("key", "shown"), [("60", "60"), ("-1", "-1")])
+def test_a_key_that_is_no_row_is_named_unless_keys_are_hashed(tmp_path: Path, key: str, shown: str) -> None:
+    path = tmp_path / "keys.csv"
+    path.write_text("a,b\n" + "1,2\n" * 30 + f"3,{key}\n")
+    ends = run_ranks([*SMALL, "--data", str(path)])
+    assert [end.code for end in ends] == [2, 2]
+    assert f"sample 30, feature b: key {shown} is not a row of a table of 60, nor are 0 others of 62" in ends[0].stderr
+    assert train_on_pool(data=path, ids=IdKind.HASH)["steps"] == 2
 
 
 def test_emulated_runs_take_the_device_s_time_say_so_and_train_the_same(tmp_path: Path) -> None:
@@ -339,7 +370,7 @@ def test_one_rank_needs_no_environment() -> None:
 
 def test_clustering_sends_fewer_rows_and_keeps_the_batch(tmp_path: Path) -> None:
     keys = tmp_path / "keys.csv"
-    keys.write_text("a,b\n" + "".join(f"{i % 4},{i % 4 + 10 * (i % 8)}\n" for i in range(256)))
+    keys.write_text("a,b\n" + "".join(f"{i % 4},{i % 4 + 7 * (i % 8)}\n" for i in range(256)))
     runs = [train_on_pool(data=keys, batch_size=64, steps=2, micro_batches=4, cluster=on) for on in (False, True)]
     plain, clustered = (run["counters"][0]["bytes"]["comm"] for run in runs)
     assert clustered < 0.5 * plain

@@ -58,3 +58,34 @@ def test_sequences_are_dealt_once_per_epoch_in_another_order_each_time() -> None
     raw = source.read(0, 0, 2)
     assert raw.terms.tolist() == [1] * raw.num_samples
     assert raw.features["negatives"].lengths.tolist() == [3] * raw.num_samples
+
+
+@pytest.mark.parametrize(("before", "after", "batches"), [(2, 4, 3), (4, 2, 1), (2, 3, 4), (3, 1, 2)])
+def test_a_key_file_goes_on_at_another_world_size_where_it_stopped(before: int, after: int, batches: int) -> None:
+    values = np.arange(46, dtype=np.uint64)
+    stream = KeyStream(features=("a",), values=values, offsets=np.arange(47, dtype=np.int64), source="test")
+    source = KeyStreamSource(stream=stream, batch_size=2)
+    resumed = source.resumed(batches, source.position(batches, before))
+    seen = _dealt(source, range(batches), before)
+    seen += _dealt(resumed, range(batches, resumed.num_batches(0, after)), after)
+    assert seen == list(range(46))
+
+
+@pytest.mark.parametrize(("before", "after", "batches"), [(2, 4, 3), (4, 2, 2), (2, 1, 6), (2, 2, 7)])
+def test_sequences_go_on_within_the_epoch_at_another_world_size(before: int, after: int, batches: int) -> None:
+    sequences = tuple(np.array([i, i + 1]) for i in range(17))
+    source = SequenceSource(sequences=sequences, num_items=20, batch_size=2, num_negatives=1, epochs=3)
+    resumed = source.resumed(batches, source.position(batches, before))
+    seen = _dealt(source, range(batches), before)
+    seen += _dealt(resumed, range(batches, resumed.num_batches(0, after)), after)
+    assert seen == _dealt(source, range(source.num_batches(0, 1)), 1)
+
+
+def _dealt(source: KeyStreamSource | SequenceSource, batches: range, world_size: int) -> list[int]:
+    """The first key of every sample, in the order of batches and ranks."""
+    found = []
+    for batch in batches:
+        for rank in range(world_size):
+            column = source.read(batch, rank, world_size).features[source.features[0]]
+            found += column.values[np.cumsum(column.lengths) - column.lengths].tolist()
+    return found

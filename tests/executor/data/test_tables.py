@@ -48,14 +48,21 @@ def test_scattered_rows_are_gathered_again(tmp_path: Path) -> None:
         assert out.tolist() == [[2.0] * 4, [1.0] * 4]
 
 
-def test_keys_map_into_their_table_negative_ones_too() -> None:
+def test_hashed_keys_map_into_their_table_negative_ones_too() -> None:
     layout = make_layout(TABLES, 2)
     keys = np.array([-5, 0, 3, 1 << 62])
-    for index, table in enumerate(layout.tables):
+    for index, table in enumerate(layout.tables[:2]):
         ids = layout.ids(index, keys)
         assert (ids >= layout.first_ids[index]).all()
         assert (ids < layout.first_ids[index] + table.num_rows).all()
-    assert (layout.ids(2, np.array([-1, 8])) - layout.first_ids[2]).tolist() == [6, 1]
+
+
+def test_keys_that_are_rows_are_refused_outside_their_table() -> None:
+    layout = make_layout(TABLES, 2)
+    assert (layout.ids(2, np.array([0, 6])) - layout.first_ids[2]).tolist() == [0, 6]
+    for key in (-1, 7, 1 << 62):
+        with pytest.raises(ExecutorError, match=f"table c: key {key} is not a row of it; it has 7, from 0"):
+            layout.ids(2, np.array([3, key]))
 
 
 def test_unknown_tables_and_impossible_sizes_are_named() -> None:
