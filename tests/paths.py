@@ -8,3 +8,4 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[1]
 GOLDEN: Final = ROOT / "tests" / "golden"
 SHARED_DATA: Final = ROOT.parent / "shared" / "data"
+INPUTS: Final = ROOT / "tests" / "data" / "imports"

@@ -29,7 +29,11 @@ def sniff(path: Path, _text: str) -> bool:
 def read(path: Path, text: str, like: str) -> Cluster:
     """An ASTRA-sim network: the YAML of version 2 (analytical), or the JSON of version 1.
 
-    Source: ASTRA-sim 2 analytical backend; bandwidth in GB/s of 2^30 bytes, latency in ns per hop.
+    Bandwidth is that of each link in GB/s of 2^30 bytes, latency that of a hop in ns. Version 2 joins an NPU to each
+    neighbour by one link; version 1 says in `links-count` how many links an NPU has.
+
+    Source: astra-network-analytical, topology/FullyConnected.cpp, Ring.cpp (a link of the full bandwidth for each
+    pair) and common/Common.cpp (GB/s are 2^30 bytes).
 
     Raises:
         TopologyError: not such a network, or an invalid value.
@@ -57,9 +61,12 @@ def read(path: Path, text: str, like: str) -> Cluster:
         if not isinstance(column, list) or not column:
             raise TopologyError(f"{path}: {key} must be a list with an entry per dimension, got {column!r}")
         columns.append(column)
+    columns.append(data.get("links-count") or [None] * len(columns[0]) if first else [None] * len(columns[0]))
+    if not isinstance(columns[-1], list):
+        raise TopologyError(f"{path}: links-count must be a list with an entry per dimension, got {columns[-1]!r}")
     if len({len(column) for column in columns}) != 1:
         raise TopologyError(
-            f"{path}: {', '.join(keys)} must have as many entries each, got {[len(c) for c in columns]}"
+            f"{path}: {', '.join(keys)} and links-count must have as many entries each, got {[len(c) for c in columns]}"
         )
     return _astra_cluster(path, like, columns)
 
@@ -72,10 +79,17 @@ def _number(value: Any) -> float:
         return math.nan
 
 
+def _neighbours(kind: TierKind, count: int) -> int:
+    """Of how many others an NPU has a link in a dimension of `count`; a switch is one."""
+    if kind is TierKind.SWITCH:
+        return 1
+    return max(count - 1, 1) if kind is TierKind.MESH else 2 if count > 2 else 1
+
+
 def _astra_cluster(path: Path, like: str, columns: list[list[Any]]) -> Cluster:
     tiers: list[Tier] = []
     ranks, rings = 1, 0
-    for axis, (kind_text, count, bandwidth, latency) in enumerate(zip(*columns, strict=True)):
+    for axis, (kind_text, count, bandwidth, latency, links) in enumerate(zip(*columns, strict=True)):
         kind = _KINDS.get(str(kind_text).lower())
         if kind is None:
             known = ["Ring", "FullyConnected", "Switch"]
@@ -88,16 +102,22 @@ def _astra_cluster(path: Path, like: str, columns: list[list[Any]]) -> Cluster:
         if not (math.isfinite(hop_ns) and hop_ns >= 0):
             raise TopologyError(f"{path}: dimension {axis}: latency must be 0 ns or more, got {latency!r}")
         rings += kind is TierKind.TORUS
-        per_link = rate * GIB
-        if kind is TierKind.MESH and count > 1:
-            per_link /= count - 1  # the file gives what an NPU has; it is split over its links
+        neighbours = _neighbours(kind, count)
+        if links is None:
+            links = neighbours
+        elif isinstance(links, bool) or not isinstance(links, int) or links < 1:
+            raise TopologyError(f"{path}: dimension {axis}: links-count must be 1 or more, got {links!r}")
         ranks *= count
+        unit = f"{path.name}: {bandwidth} GB/s of 2^30 bytes a link"
         tiers.append(
             Tier(
                 name=f"dim{axis}",
                 kind=kind,
                 ranks_per_group=ranks,
-                bandwidth_bytes_per_s=Quantity(per_link, f"{path.name}: {bandwidth} GB/s of 2^30 bytes"),
+                bandwidth_bytes_per_s=Quantity(
+                    rate * GIB * links / neighbours,
+                    unit if links == neighbours else f"{unit}, {links} links to {neighbours} neighbours",
+                ),
                 latency_ns=Quantity(hop_ns, f"{path.name}: ns a hop"),
                 oversubscription=None,
                 dimensions=(count,) if kind is TierKind.TORUS else None,
@@ -127,14 +147,13 @@ def _dimensions(path: Path, like: str, tiers: list[Tier], ranks: int, counts: li
         if number and tier.kind is not TierKind.SWITCH:
             rate = tier.bandwidth_bytes_per_s
             assert rate is not None
-            around = 2 if counts[number] > 2 else 1
-            links = around if tier.kind is TierKind.TORUS else counts[number] - 1
             tier = replace(
                 tier,
                 kind=TierKind.SWITCH,
                 dimensions=None,
                 bandwidth_bytes_per_s=Quantity(
-                    rate.value * max(links, 1), f"{rate.source}; an outer ring or mesh is taken as a switch of as much"
+                    rate.value * _neighbours(tier.kind, counts[number]),
+                    f"{rate.source}; an outer ring or mesh is taken as a switch of as much",
                 ),
             )
         elif tier.kind is TierKind.TORUS:

@@ -1,4 +1,4 @@
-"""NCCL and RCCL topology XML: one node, with PCIe speeds in GT/s per lane and GPUs told by their PCI class."""
+"""NCCL and RCCL topology XML: one node, with PCIe speeds in GT/s per lane and GPUs told by their `gpu` element."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ _LANE_BYTES_PER_S = {  # PCI-SIG: GT/s to bytes/s of one lane after 8b/10b or 12
     64.0: 64e9 * 242 / 256 / 8,
 }
 
+_GPU_CLASSES = ("0x0302", "0x1200", "0x0300", "0x0380")  # 3D, accelerator, VGA and other display (AMD) controllers
+_NIC_CLASSES = ("0x0207", "0x0200")  # InfiniBand, Ethernet
 
 _UNSET_GT_PER_S, _UNSET_LANES = 8.0, 16  # NCCL src/graph/topo.cc: what it takes where a file or VM does not say
 
@@ -42,16 +44,23 @@ def _pcie_rate(element: ElementTree.Element, where: str) -> tuple[float, str]:
     return _LANE_BYTES_PER_S[rate] * lanes, assumed
 
 
+def _devices(root: ElementTree.Element, tag: str, classes: tuple[str, ...]) -> list[ElementTree.Element]:
+    """The `<pci>` elements that hold such a device; by their class in a file that names no device of the kind."""
+    holding = [pci for pci in root.iter("pci") if pci.find(tag) is not None]
+    return holding or [pci for pci in root.iter("pci") if pci.get("class", "")[:6] in classes]
+
+
 def sniff(_path: Path, text: str) -> bool:
     """Whether this is XML."""
     return text.lstrip().startswith("<")
 
 
 def read(path: Path, text: str, like: str) -> Cluster:
-    """One node from an NCCL or RCCL topology XML: GPUs by PCI class or `gpu` element, NICs, PCIe switches, xGMI links.
+    """One node from an NCCL or RCCL topology XML: GPUs, NICs, PCIe switches, xGMI links.
 
-    Source: NCCL src/graph/xml.cc; classes 0x0302 and 0x1200 are GPUs, 0x0207 InfiniBand, 0x0200 Ethernet, 0x0604
-    bridges.
+    GPUs and NICs are told by the `gpu` or `nic` element they hold; where a file has none, by PCI class.
+
+    Source: NCCL src/graph/xml.cc; PCI class 0x0604 is a bridge.
 
     Raises:
         TopologyError: invalid XML, or no GPU in it.
@@ -62,10 +71,12 @@ def read(path: Path, text: str, like: str) -> Cluster:
         raise TopologyError(f"{path}: not valid XML: {error}") from None
     if root.tag != "system":
         raise TopologyError(f"{path}: the root element must be <system>, got <{root.tag}>")
-    gpus = [e for e in root.iter("pci") if e.get("class", "")[:6] in ("0x0302", "0x1200", "0x0300")]
-    nics = [e for e in root.iter("pci") if e.get("class", "")[:6] in ("0x0207", "0x0200")]
+    gpus = _devices(root, "gpu", _GPU_CLASSES)
+    nics = _devices(root, "nic", _NIC_CLASSES)
     if not gpus:
-        raise TopologyError(f"{path}: no GPU found: no <pci> of class 0x0302.. or 0x1200..")
+        raise TopologyError(
+            f"{path}: no GPU found: no <pci> holds a <gpu>, and none has a class of {', '.join(_GPU_CLASSES)}"
+        )
     where = f"{path}: GPU {gpus[0].get('busid')}"
     lane, assumed = _pcie_rate(gpus[0], where)
     switches = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 from nestpipe.base import BITS_PER_BYTE, TopologyError, ms_to_ns, s_to_ns, us_to_ns
@@ -73,7 +74,9 @@ def read(path: Path, text: str, like: str) -> Cluster:
     uplink: Counter[int] = Counter()
     access: dict[int, list[int]] = {}
     up_rate, up_delay = 0.0, 0.0
+    worst = 0.0
     for number, row in enumerate(lines[2:], start=3):
+        worst = max(worst, _error_rate(row, f"{path}: link line {number}"))
         src, dst, rate, delay = _link(row, nodes, f"{path}: link line {number}")
         if src >= gpus:
             uplink[src] += 1
@@ -86,7 +89,10 @@ def read(path: Path, text: str, like: str) -> Cluster:
     if len(inner) > 1 or len(outer) != 1:
         raise TopologyError(f"{path}: all GPUs must have links of one speed, got {len(inner)} and {len(outer)} kinds")
     found = _simai_tiers(path, per_server, gpus, inner, outer, access, uplink, (up_rate, up_delay))
-    return filled(path, f"imported from SimAI ({lines[0][5]})", like, found, gpus, min(per_server, gpus))
+    note = f"; error_rate of up to {worst:g} is not modelled, links are taken to lose nothing" if worst else ""
+    if note:
+        found = [_noted(tier, note) for tier in found]
+    return filled(path, f"imported from SimAI ({lines[0][5]}){note}", like, found, gpus, min(per_server, gpus))
 
 
 def _link(row: list[str], nodes: int, where: str) -> tuple[int, int, float, float]:
@@ -99,6 +105,25 @@ def _link(row: list[str], nodes: int, where: str) -> tuple[int, int, float, floa
     if not 0 <= src < dst < nodes:
         raise TopologyError(f"{where} names a node outside 0..{nodes - 1}: {row[0]} {row[1]}")
     return src, dst, _rate(row[2], where), _delay_ns(row[3], where)
+
+
+def _error_rate(row: list[str], where: str) -> float:
+    """The share of packets that a link loses; 0 in a row without it, which `_link` refuses."""
+    if len(row) != 5:
+        return 0.0
+    try:
+        rate = float(row[4])
+    except ValueError:
+        rate = -1.0
+    if not 0 <= rate <= 1:
+        raise TopologyError(f"{where}: error_rate must be a number from 0 to 1, got {row[4]!r}")
+    return rate
+
+
+def _noted(tier: Tier, note: str) -> Tier:
+    """The tier with a note at the source of its bandwidth."""
+    rate = tier.bandwidth_bytes_per_s
+    return tier if rate is None else replace(tier, bandwidth_bytes_per_s=Quantity(rate.value, rate.source + note))
 
 
 def _access(

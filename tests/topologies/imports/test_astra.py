@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from nestpipe.base.errors import TopologyError
+from tests.paths import INPUTS
 from topologies.cluster import TierKind
+from topologies.fabric import Fabric
 from topologies.imports.load import import_topology
 
 
@@ -42,3 +45,42 @@ def test_astra_numbers_may_be_written_as_the_yaml_library_reads_as_text(tmp_path
         path.write_text(f"topology: [Switch]\nnpus_count: [8]\nbandwidth: [{wrong}]\nlatency: [5]\n")
         with pytest.raises(TopologyError, match="dimension 0: bandwidth must be a positive number"):
             import_topology(path)
+
+
+def _rates(path: Path) -> list[float]:
+    return [tier.bandwidth_bytes_per_s.value for tier in import_topology(path).tiers if tier.bandwidth_bytes_per_s]
+
+
+def test_each_pair_of_a_fully_connected_dimension_has_the_whole_bandwidth() -> None:
+    cluster = import_topology(INPUTS / "topology-astra2-fullyconnected.yml")
+    assert _rates(INPUTS / "topology-astra2-fullyconnected.yml") == [50 * 2**30]
+    fabric = Fabric(cluster, 8)
+    used = np.unique(fabric.routes(np.zeros(7, dtype=np.int64), np.arange(1, 8)))
+    sends = sum(fabric.layers[0].capacity[link] for link in used if link < fabric.num_links)
+    assert sends == pytest.approx(7 * 50 * 2**30)  # to its seven neighbours
+
+
+def test_version_1_says_how_many_links_an_npu_has(tmp_path: Path) -> None:
+    # a ring of two, whose two links lead to the one neighbour; outer dimensions count all links of an NPU
+    path = INPUTS / "topology-astra1-fullyconnected.json"
+    assert _rates(path) == [2 * 200 * 2**30, 7 * 20 * 2**30, 10 * 2**30]
+    document = json.loads(path.read_text(encoding="utf-8"))
+    other = tmp_path / "net.json"
+    for links, rates in (
+        ([4, 14, 2], [400 * 2, 280, 20]),
+        ([1, 1, 1], [200, 20, 10]),
+    ):
+        other.write_text(json.dumps({**document, "links-count": links}))
+        assert _rates(other) == pytest.approx([rate * 2**30 for rate in rates])
+    for links in ([0, 7, 1], [2, 7], 3):
+        other.write_text(json.dumps({**document, "links-count": links}))
+        with pytest.raises(TopologyError, match="links-count must"):
+            import_topology(other)
+
+
+def test_what_the_file_does_not_say_is_assumed_and_not_under_another_machines_source() -> None:
+    cluster = import_topology(INPUTS / "topology-astra2-fullyconnected.yml")
+    assert cluster.accelerator.name.startswith("assumed: ")
+    for part in (cluster.accelerator, cluster.host):
+        numbers = [getattr(part, name) for name in part.__slots__]
+        assert all(number.assumed for number in numbers if hasattr(number, "assumed"))

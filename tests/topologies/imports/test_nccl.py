@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from nestpipe.base.errors import TopologyError
+from tests.paths import INPUTS
 from topologies.imports.load import import_topology
 
 
@@ -27,3 +28,15 @@ def test_nccl_xml_speed_is_lanes_times_transfers(tmp_path: Path) -> None:
     path.write_text("<system version='1'/>")
     with pytest.raises(TopologyError, match="no GPU found"):
         import_topology(path)
+
+
+def test_a_pci_that_holds_a_gpu_is_one_whatever_its_class(tmp_path: Path) -> None:
+    cluster = import_topology(INPUTS / "topology-amd-class-0380.xml")
+    assert (cluster.ranks_default, cluster.ranks_per_node) == (8, 8)
+    path = tmp_path / "topo.xml"
+    text = (INPUTS / "topology-amd-class-0380.xml").read_text(encoding="utf-8")
+    path.write_text(text.replace("0x038000", "0x088000"))
+    assert import_topology(path).ranks_default == 8
+    # a display controller beside GPUs that are named is none of them
+    path.write_text(text.replace("</cpu>", '<pci busid="9" class="0x030000" link_width="1"/></cpu>'))
+    assert import_topology(path).ranks_default == 8

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from nestpipe.base.errors import TopologyError
+from tests.paths import INPUTS
 from topologies.imports.load import import_topology
 
 
@@ -43,3 +44,17 @@ def test_simai_gpus_with_two_ports_have_both_and_none_may_lack_one(tmp_path: Pat
     path.write_text("\n".join([*header, *nvlink, "x 6 200Gbps 0.0005ms 0", *ports[1:], *up]))
     with pytest.raises(TopologyError, match="link line 7 must start with two node numbers"):
         import_topology(path)
+
+
+def test_what_a_link_loses_is_noted_as_not_modelled(tmp_path: Path) -> None:
+    path = INPUTS / "topology-simai-error-rate.topo"
+    cluster = import_topology(path)
+    assert "error_rate of up to 0.01 is not modelled" in cluster.description
+    assert all("0.01 is not modelled" in tier.bandwidth_bytes_per_s.source for tier in cluster.tiers
+               if tier.bandwidth_bytes_per_s is not None)  # fmt: skip
+    other = tmp_path / "net.topo"
+    other.write_text(path.read_text(encoding="utf-8").replace(" 0.01\n", " 0\n"))
+    assert "error_rate" not in import_topology(other).description
+    other.write_text(path.read_text(encoding="utf-8").replace(" 0.01\n", " 1.5\n"))
+    with pytest.raises(TopologyError, match=r"link line 3: error_rate must be a number from 0 to 1, got '1.5'"):
+        import_topology(other)
