@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any, Final
 
 from nestpipe.base import NS_PER_MS
 from sim.engine.replay import Cause, Replay, Scales, replay_recording
 from traces.recording import classified_share, recorded_schedule, recording
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["TOLERANCE", "Anchor", "Stall", "Unexplained", "anchor"]
 
@@ -169,6 +170,8 @@ def anchor(frame: pd.DataFrame) -> Anchor:
     Raises:
         TraceError, DeadlockError: as `replay`.
     """
+    import pandas as pd
+
     source = recording(frame)
     found = replay_recording(source, Scales())
     steps = found.steps

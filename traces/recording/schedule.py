@@ -5,9 +5,12 @@ A schedule is known by how many batches ahead of its step each kind of op works.
 
 from __future__ import annotations
 
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from nestpipe.ir import OpKind
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["classified_share", "recorded_schedule"]
 
