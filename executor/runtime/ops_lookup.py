@@ -20,7 +20,7 @@ from executor.runtime import ops_train
 from executor.runtime.lanes import Cost, OpTable
 from executor.runtime.worker import Worker
 from nestpipe.base import ScheduleError
-from nestpipe.ir import CACHES, Data, Loop, Op, OpKind, Program
+from nestpipe.ir import CACHES, Data, Loop, Op, OpKind, Program, refuse_parts
 
 __all__ = ["IMPLEMENTATIONS", "op_table", "require_implemented"]
 
@@ -249,6 +249,7 @@ def require_implemented(loop: Loop) -> None:
     Raises:
         ScheduleError: naming the kinds that have no implementation, or an update that writes states itself.
     """
+    refuse_parts(loop, "the executor")
     unknown = sorted({op.kind for op in loop.ops} - IMPLEMENTATIONS.keys())
     if unknown:
         raise ScheduleError(

@@ -7,25 +7,40 @@ pairs are ordered, every run finds the same, and it suffices to look at this one
 FastTrack, PLDI 2009, whose argument this is.)
 
 A buffer of a batch that is written micro-batch by micro-batch (`keys`, `owned_grads`, `dense_grads`) consists of one
-piece per micro-batch; an op of one micro-batch touches its piece, an op of the batch touches all of them.
+piece per micro-batch; an op of one micro-batch touches its piece, an op of the batch touches all of them. Parts of the
+keys and layers are pieces, too: see `nestpipe.ir.parts`.
 
 `table` and `optimizer` are left to `nestpipe.checks.staleness`: two batches only conflict there in the keys they share.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from nestpipe.base import ScheduleError
 from nestpipe.checks.order import Order
 from nestpipe.checks.report import Finding, Verdict, WitnessStep
-from nestpipe.ir import CACHES, KINDS, MICRO_DATA, STATES, Access, Buffer, Data, Meaning, Op, Place, Program, op_name
+from nestpipe.ir import (
+    CACHES,
+    KINDS,
+    MICRO_DATA,
+    STATES,
+    Access,
+    Atom,
+    Buffer,
+    Data,
+    Meaning,
+    Op,
+    Place,
+    Program,
+    op_name,
+)
 
 __all__ = ["buffer_bytes", "buffer_findings", "instance_name", "instance_of", "peak_buffers", "slot_of"]
 
-Cell: TypeAlias = tuple[Data, int, int | None]
+Cell: TypeAlias = tuple[Data, int, int | None, Atom]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +49,7 @@ class _Touch:
     instance: int
     writes: bool
     whole: bool
-    named: bool
+    named: bool  # the instance must be there
 
 
 @dataclass(slots=True)
@@ -152,7 +167,7 @@ class _Walk:
     """What each cell holds along one possible run."""
 
     def __init__(self, program: Program, order: Order) -> None:
-        self.order, self.micro_batches = order, program.micro_batches
+        self.order, self.micro_batches, self.splits = order, program.micro_batches, program.splits
         self.buffers = {buffer.data: buffer for buffer in program.buffers}
         self.in_pieces = {
             access.data
@@ -179,13 +194,13 @@ class _Walk:
             instance = instance_of(access, self.micro_batches)
             slot = slot_of(access, self.buffers[data], self.micro_batches)
         whole = writes and not KINDS[op.kind].in_place
-        if data not in self.in_pieces:
-            yield _Touch((data, slot, None), instance, writes, whole, True)
-            return
         # dense gradients accumulate over the micro-batches: whoever sums them over ranks takes all there are
         everything = op.micro_batch is None or KINDS[op.kind].meaning is Meaning.REDUCE
-        for piece in range(self.micro_batches) if everything else (op.micro_batch,):
-            yield _Touch((data, slot, piece), instance, writes, whole, op.micro_batch in (None, piece))
+        pieces: Sequence[int | None] = range(self.micro_batches) if everything else (op.micro_batch,)
+        for piece in pieces if data in self.in_pieces else (None,):
+            named = piece is None or op.micro_batch in (None, piece)
+            for atom in self.splits.touched(op, access):
+                yield _Touch((data, slot, piece, atom), instance, writes, whole, named)
 
     def read(self, op: int, touch: _Touch) -> Finding | None:
         cell = self.cells.setdefault(touch.cell, _CellState())
@@ -213,7 +228,7 @@ class _Walk:
 
     def does(self, op: int, touch: _Touch) -> str:
         """What an op does to the slot of `touch`, in words."""
-        data, slot, _ = touch.cell
+        data, slot, *_ = touch.cell
         found = [t for t in self.touches(self.order.ops[op]) if t.cell[:2] == (data, slot)]
         verb = "writes" if any(t.writes for t in found) else "reads"
         if data is Data.DENSE:
@@ -221,7 +236,7 @@ class _Walk:
         return f"{verb} {instance_name(data, found[0].instance, self.micro_batches)}"
 
     def where(self, touch: _Touch) -> str:
-        data, slot, _ = touch.cell
+        data, slot, *_ = touch.cell
         return "" if data is Data.DENSE else f" (slot {slot} of {self.buffers[data].slots})"
 
     def race(self, first: int, second: int, touch: _Touch, cell: _CellState) -> Finding:
@@ -244,6 +259,7 @@ class _Walk:
     def overwritten(self, op: int, touch: _Touch, cell: _CellState) -> Finding:
         data = touch.cell[0]
         name, wanted = op_name(self.order.ops[op]), instance_name(data, touch.instance, self.micro_batches)
+        wanted += f" of {' and '.join(touch.cell[3])}" if touch.cell[3] else ""
         if cell.content is None or cell.writer is None:
             found, steps = "nothing has been written there yet", []
         else:

@@ -77,7 +77,7 @@ def _examine(program: Program, facts: Facts, followed: int, starts: Sequence[int
             known.clear()
         return
     _raise_to(facts.peaks, peak_buffers(program, order))
-    for scenario in scenarios(program.ops):
+    for scenario in scenarios(program.ops, program.parts):
         for start in starts:
             found = versions(program, order, scenario, range(start, min(start + followed, program.steps)))
             facts.merge(
@@ -125,7 +125,7 @@ def follow(loop: Loop) -> tuple[Facts, int]:
 def follow_program(program: Program) -> Facts:
     """What one program shows."""
     order = order_of(program)
-    window = 0 if isinstance(order, Stuck) else window_of_order(order)
+    window = 0 if isinstance(order, Stuck) else window_of_order(order, program)
 
     def examine(followed: int) -> Facts:
         facts = Facts()

@@ -18,11 +18,13 @@ from nestpipe.ir import (
     KINDS,
     MICRO_DATA,
     STATES,
+    Atom,
     Cost,
     Data,
     Loop,
     Meaning,
     Op,
+    OpKind,
     Program,
     Resource,
     op_name,
@@ -73,7 +75,7 @@ def _not_empty(schedule: Schedule) -> Complaints:
 def _unique(schedule: Schedule) -> Complaints:
     seen = set()
     for op in schedule.ops:
-        name = op.kind if isinstance(schedule, Loop) else op.ref
+        name = op.name if isinstance(schedule, Loop) else op.ref
         if name in seen:
             what = "this kind of op" if isinstance(schedule, Loop) else "this op"
             yield op, f"{what} occurs twice, so a wait for it would be ambiguous; keep one"
@@ -87,10 +89,10 @@ def _complete(schedule: Schedule) -> Complaints:
     for op in schedule.ops:
         if not 0 <= op.batch < schedule.steps or not 0 <= (op.micro_batch or 0) < schedule.micro_batches:
             yield op, f"outside the program's {schedule.steps} batches of {schedule.micro_batches} micro-batches"
-    for kind, per_batch in {op.kind: op.micro_batch is None for op in schedule.ops}.items():
+    for kind, per_batch in {op.name: op.micro_batch is None for op in schedule.ops}.items():
         micro_batches = (None,) if per_batch else tuple(range(schedule.micro_batches))
         wanted = [(batch, m) for batch in range(schedule.steps) for m in micro_batches]
-        have = {(ref.batch, ref.micro_batch) for ref in known if ref.kind is kind}
+        have = {(ref.batch, ref.micro_batch) for ref in known if ref.name == kind}
         for batch, m in wanted:
             if (batch, m) not in have:
                 name = f"{kind} {batch}" + ("" if m is None else f".{m}")
@@ -105,17 +107,17 @@ def _references(schedule: Schedule) -> Complaints:
                 if ref not in known:
                     yield op, f"waits for {op_name(ref)}, which does not exist; add it or drop the wait"
         return
-    per_batch = {op.kind: op.micro_batch is None for op in schedule.ops}
+    per_batch = {op.name: op.micro_batch is None for op in schedule.ops}
     for op in schedule.ops:
         for ref in op.after:
-            if ref.kind not in per_batch:
-                yield op, f"waits for {ref.kind}, which does not exist; add it or drop the wait"
-            elif per_batch[ref.kind] is not (ref.micro_batch is None):
-                once = per_batch[ref.kind]
+            if ref.name not in per_batch:
+                yield op, f"waits for {ref.name}, which does not exist; add it or drop the wait"
+            elif per_batch[ref.name] is not (ref.micro_batch is None):
+                once = per_batch[ref.name]
                 way_out = "runs once per batch; drop the micro-batch" if once else "runs per micro-batch; write * or m"
-                yield op, f"waits for {ref.kind}, which {way_out}"
+                yield op, f"waits for {ref.name}, which {way_out}"
             elif ref.micro_batch not in (None, ALL) and op.micro_batch is None:
-                yield op, f"waits for one micro-batch of {ref.kind} but has none itself; write * to wait for all"
+                yield op, f"waits for one micro-batch of {ref.name} but has none itself; write * to wait for all"
 
 
 def _streams(schedule: Schedule) -> Complaints:
@@ -190,11 +192,16 @@ def _inputs(schedule: Schedule) -> Complaints:
     written = {access.data for op in schedule.ops for access in op.writes}
     for op in schedule.ops:
         read = {access.data for access in op.reads}
-        for used in sorted(KINDS[op.kind].uses & written - read):
+        uses = KINDS[op.kind].uses
+        if op.part in schedule.layers:  # a layer works with rows and samples only if it says so
+            touched = read | {access.data for access in op.writes}
+            uses -= {Data.BATCH} if touched & {Data.EMBEDDINGS, Data.ROW_GRADS} else {Data.BATCH, Data.KEYS}
+        for used in sorted(uses & written - read):
             yield op, f"works with {used} without reading it; add it: what is not named is not checked"
         for access in op.writes:
             for needed in KINDS[op.kind].needs.get(access.data, ()):
-                if needed not in read:
+                fed = op.part in schedule.layers and read & {Data.BATCH, Data.ACTIVATIONS}
+                if needed not in read and not (needed is Data.EMBEDDINGS and fed):
                     yield (
                         op,
                         f"writes {access.data} without reading {needed}; add it: what is not named is not checked",
@@ -207,11 +214,50 @@ def _own_instance(schedule: Schedule) -> Complaints:
             own = access.batch is None or (
                 access.batch == op.batch and (access.data not in MICRO_DATA or access.micro_batch == op.micro_batch)
             )
-            if not own:
+            part = schedule.splits.parts.get(op.part or "")
+            told = part is not None and access.data is Data.OWNED and access.batch == op.batch + (part.offset or 0)
+            if not own and not told:
                 yield (
                     op,
                     f"uses {access.data} of another batch or micro-batch; only sync may read an earlier batch's",
                 )
+
+
+def _parts(schedule: Schedule) -> Complaints:
+    splits = schedule.splits
+    known = {*splits.parts, *schedule.layers}
+    for op in schedule.ops:
+        for name, used in ((op.part, (*op.reads, *op.writes)), *((a.part, (a,)) for a in (*op.reads, *op.writes))):
+            if name is not None and name not in known:
+                yield op, f"part {name} is not declared; add 'part {name} ...' or 'layer {name}' at the head"
+            if name is not None and used and not any(name in atom for a in used for atom in splits.atoms_of(a.data)):
+                what = "dense work" if name in schedule.layers else "keys"
+                yield op, f"{name} is a part of {what}, but {op.name} uses nothing that has it; drop the part"
+        part = splits.parts.get(op.part or "")
+        if part is not None and part.offset is not None:
+            lists = {access.batch for access in op.reads if access.data is Data.OWNED}
+            inside = isinstance(schedule, Loop) or 0 <= op.batch + part.offset < schedule.steps
+            if not {op.batch, *([op.batch + part.offset] if inside else [])} <= lists:
+                yield op, f"does not read which keys are {part.name}; let it read owned and owned t{part.offset:+d}"
+
+
+def _coverage(schedule: Schedule) -> Complaints:
+    """Every key and layer once: by no two ops of a kind, and by some op for each buffer."""
+    writers: dict[tuple[OpKind, Data, Atom], Op] = {}
+    splits = schedule.splits
+    ops = schedule.ops if isinstance(schedule, Loop) else tuple({op.name: op for op in schedule.ops}.values())
+    for op in ops:
+        for access in op.writes:
+            for atom in splits.touched(op, access):
+                other = writers.setdefault((op.kind, access.data, atom), op)
+                if other.name != op.name:
+                    yield op, f"writes {access.data} of keys for which {other.name} does already; let each have its own"
+    written = {(data, atom) for _, data, atom in writers}
+    for data in sorted({data for data, _ in written} - STATES):
+        for atom in splits.atoms_of(data):
+            if (data, atom) not in written:
+                writer = next(op for (_, of, _), op in writers.items() if of is data)
+                yield writer, f"{data} of {' and '.join(atom)} are written by no op; add {writer.kind} for them"
 
 
 def _sync_keys(schedule: Schedule) -> Complaints:
@@ -286,6 +332,8 @@ RULES: Final = (
     Rule(
         name="own-instance", demands="an op works on its own batch; sync reads earlier ones", complaints=_own_instance
     ),
+    Rule(name="parts", demands="a part is declared, and known to the op whose part it is", complaints=_parts),
+    Rule(name="coverage", demands="every key and every layer is in exactly one of the ops", complaints=_coverage),
     Rule(name="sync-keys", demands="sync knows which keys two batches share", complaints=_sync_keys),
     Rule(name="depth", demands="a pipeline is no deeper than the checks follow", complaints=_depth),
     Rule(name="buffers", demands="buffers are declared and written", complaints=_buffers),

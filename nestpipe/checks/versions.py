@@ -12,13 +12,26 @@ used.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from nestpipe.checks.histories import Version, all_histories, blank, containing, most_missing
 from nestpipe.checks.order import Order
 from nestpipe.checks.reduction import Reductions
-from nestpipe.ir import ALL_TO_ALLS, CACHES, KINDS, Data, Meaning, Op, Program, Resource
+from nestpipe.ir import (
+    ALL_TO_ALLS,
+    CACHES,
+    KINDS,
+    Access,
+    Atom,
+    Data,
+    Meaning,
+    Op,
+    Part,
+    Program,
+    Resource,
+    Split,
+)
 
 __all__ = ["Scenario", "Sighting", "VersionRun", "means", "op_reads", "op_writes", "scenarios"]
 
@@ -28,15 +41,17 @@ class Scenario:
     """Who asks for a key, as far as a schedule can tell the difference.
 
     `same_rank`: an intersection per rank finds the keys that batches share. `remote_parity`: batches of this parity ask
-    for the key on the other replica of the shard only; None where there is one replica or it asks for all.
+    for the key on the other replica of the shard only; None where there is one replica or it asks for all. `static` is
+    the part to which the key's table belongs.
     """
 
     name: str
     same_rank: bool = True
     remote_parity: int | None = None
+    static: str | None = None
 
 
-def scenarios(ops: Iterable[Op]) -> tuple[Scenario, ...]:
+def scenarios(ops: Iterable[Op], parts: Sequence[Part] = ()) -> tuple[Scenario, ...]:
     """The scenarios in which the schedule may behave differently; one unless it intersects per rank or has replicas."""
     ops = tuple(ops)
     found = [Scenario(name="")]
@@ -44,6 +59,13 @@ def scenarios(ops: Iterable[Op]) -> tuple[Scenario, ...]:
         found.append(Scenario(name="asked for by different ranks", same_rank=False))
     if any(means(op, Meaning.AVERAGE) for op in ops):
         found += [Scenario(name="asked for by different replicas", remote_parity=parity) for parity in (0, 1)]
+    static = [part.name for part in parts if part.split is Split.STATIC]
+    if static:
+        found = [
+            replace(each, name=", ".join(filter(None, (each.name, f"of {name}"))), static=name)
+            for each in found
+            for name in static
+        ]
     return tuple(found)
 
 
@@ -67,11 +89,14 @@ class VersionRun:
     def __init__(self, program: Program, order: Order, scenario: Scenario, batches: range) -> None:
         self.program, self.order, self.scenario, self.steps = program, order, scenario, program.steps
         self.batches, followed = batches, len(batches)
-        first_batch = batches.start
+        self.splits = program.splits
         self.resources = {stream.name: stream.resource for stream in program.streams}
-        self.full = all_histories(followed)
+        # a bit per batch that may touch the key, and one per batch that may find it in a cache
+        cached = any(part.split in (Split.CACHED, Split.UNCACHED) for part in program.parts)
+        self.full = all_histories(followed * (1 + cached))
+        self.hit = [self.bit_of(batch, followed, cached) for batch in range(self.steps)]
         self.touch = [
-            containing(batch - first_batch, followed) if 0 <= batch - first_batch < followed else 0
+            containing(batches.index(batch), followed * (1 + cached)) if batch in batches else 0
             for batch in range(self.steps)
         ]
         self.averaged = any(means(op, Meaning.AVERAGE) for op in order.ops)
@@ -82,12 +107,13 @@ class VersionRun:
         self.applies = _applied(order.ops)
         self.clashes = self.find_clashes()
         self.blank = blank(self.steps)
+        self.nothing = self.blank.undefined_in(self.full)
         self.states = dict.fromkeys(CACHES, self.blank)
         self.cached: dict[tuple[Data, int], Version] = {}
         self.embeddings: dict[tuple[int, int | None], Version] = {}
-        self.dense: set[int] = set()
+        self.dense: dict[Atom, set[int]] = {atom: set() for atom in self.splits.atoms_of(Data.DENSE)}
         self.extended: set[int] = set()
-        self.dense_grads: dict[int, Reductions] = {}
+        self.dense_grads: dict[tuple[int, Atom], Reductions] = {}
         self.rows: dict[int | None, int] = {}
         self.optimizer: dict[int | None, int] = {}
         self.dense_stale = 0
@@ -99,10 +125,31 @@ class VersionRun:
         """Whether this replica asks for the key in this batch."""
         return self.scenario.remote_parity is None or batch % 2 != self.scenario.remote_parity
 
+    def bit_of(self, batch: int, followed: int, cached: bool) -> int:
+        """Histories in which a cache holds the key when the batch comes."""
+        return containing(followed + self.batches.index(batch), 2 * followed) if cached and batch in self.batches else 0
+
     def keys_of(self, op: Op, batch: int) -> int:
         """Histories in which the op finds the key among the owned keys of `batch`."""
-        found = self.is_local(batch) or (batch in self.extended and op_reads(op, Data.OWNED, batch))
-        return self.touch[batch] if found else 0
+        return self.keys_touched(op, batch) if self.is_listed(op, batch) else 0
+
+    def is_listed(self, op: Op, batch: int) -> bool:
+        """Whether the op finds the key among the owned keys, if the batch touches it."""
+        return self.is_local(batch) or (batch in self.extended and op_reads(op, Data.OWNED, batch))
+
+    def keys_touched(self, op: Op, batch: int) -> int:
+        """Histories in which `batch` touches the key and it belongs to the op's part of the batch."""
+        touched, part = self.touch[batch], self.splits.parts.get(op.part or "")
+        if part is None:
+            return touched
+        if part.split is Split.STATIC:
+            return touched if self.scenario.static in (None, part.name) else 0
+        if part.split in (Split.CACHED, Split.UNCACHED):
+            inside = self.hit[batch]
+        else:
+            other = batch + (part.offset or 0)
+            inside = self.touch[other] if 0 <= other < self.steps else 0
+        return touched & (inside if part.split in (Split.IN, Split.CACHED) else ~inside)
 
     def find_clashes(self) -> dict[tuple[int, Data], list[tuple[int, int]]]:
         """For each op and state, the unordered ops that write it and the histories that contain both batches."""
@@ -112,7 +159,8 @@ class VersionRun:
             users = [i for i, op in enumerate(self.order.ops) if op_reads(op, state)] + writers
             for i in dict.fromkeys(users):
                 for j in writers:
-                    both = self.touch[self.order.ops[i].batch] & self.touch[self.order.ops[j].batch]
+                    both = self.keys_touched(self.order.ops[i], self.order.ops[i].batch)
+                    both &= self.keys_touched(self.order.ops[j], self.order.ops[j].batch)
                     if both and not self.order.ordered(i, j):
                         found.setdefault((i, state), []).append((j, both))
         return found
@@ -135,11 +183,12 @@ class VersionRun:
             case Meaning.SYNC:
                 self.sync(op)
             case Meaning.SERVE if op_reads(op, Data.ROWS, op.batch):
-                self.embeddings[op.batch, op.micro_batch] = self.cached[Data.ROWS, op.batch]
+                self.serve(op)
             case Meaning.USE:
                 self.compute(i, op)
             case Meaning.REDUCE | Meaning.EXTEND if op_writes(op, Data.DENSE_GRADS):
-                self.grads_of(op).collective(op.kind, self.resources[self.order.streams[i]])
+                for grads in self.grads_of(op, op.writes):
+                    grads.collective(op.kind, self.resources[self.order.streams[i]])
             case Meaning.APPLY:
                 self.update(i, op)
             case Meaning.STORE:
@@ -149,12 +198,18 @@ class VersionRun:
             case Meaning.AVERAGE:
                 self.average(op)
 
+    def serve(self, op: Op) -> None:
+        rows, name = self.cached[Data.ROWS, op.batch], (op.batch, op.micro_batch)
+        if op.part is not None:
+            rows = self.embeddings.get(name, self.nothing).where(self.keys_touched(op, op.batch), rows)
+        self.embeddings[name] = rows
+
     def lookup(self, i: int, op: Op) -> None:
         for state, buffer in CACHES.items():
             if op_writes(op, buffer):
                 found = self.states[state].undefined_in(self.clashing(i, state)) if op_reads(op, state) else self.blank
-                nothing = self.blank.undefined_in(self.full)
-                self.cached[buffer, op.batch] = nothing.where(self.keys_of(op, op.batch), found)
+                before = self.nothing if op.part is None else self.cached.get((buffer, op.batch), self.nothing)
+                self.cached[buffer, op.batch] = before.where(self.keys_of(op, op.batch), found)
 
     def sync(self, op: Op) -> None:
         for buffer in CACHES.values():
@@ -163,24 +218,34 @@ class VersionRun:
             batches = {access.batch for access in op.reads if access.data is buffer and access.batch is not None}
             for source in sorted(batches - {op.batch}):
                 at_owner = op_reads(op, Data.OWNED, source) and op_reads(op, Data.OWNED, op.batch)
-                shared = (
-                    self.keys_of(op, source) & self.keys_of(op, op.batch) if at_owner or self.scenario.same_rank else 0
-                )
+                known = self.is_listed(op, source) and (at_owner or self.scenario.same_rank)
+                shared = self.touch[source] & self.keys_of(op, op.batch) if known else 0
                 own = self.cached[buffer, op.batch]
                 self.cached[buffer, op.batch] = own.where(shared, self.cached[buffer, source])
 
-    def grads_of(self, op: Op) -> Reductions:
-        return self.dense_grads.setdefault(op.batch, Reductions())
+    def grads_of(self, op: Op, accesses: Iterable[Access]) -> list[Reductions]:
+        """The dense gradients, by layer, that an op reads or writes."""
+        return [
+            self.dense_grads.setdefault((op.batch, layer), Reductions())
+            for access in accesses
+            if access.data is Data.DENSE_GRADS
+            for layer in self.splits.touched(op, access)
+        ]
+
+    def dense_of(self, op: Op, accesses: Iterable[Access]) -> list[set[int]]:
+        """The updates that the dense parameters, by layer, which an op reads or writes have received."""
+        dense = [access for access in accesses if access.data is Data.DENSE]
+        return [self.dense[layer] for access in dense for layer in self.splits.touched(op, access)]
 
     def compute(self, i: int, op: Op) -> None:
-        if op_writes(op, Data.DENSE_GRADS):
-            self.grads_of(op).add(op.micro_batch)
+        for grads in self.grads_of(op, op.writes):
+            grads.add(op.micro_batch)
         version = self.embeddings.get((op.batch, op.micro_batch))
         if version is not None and op_reads(op, Data.EMBEDDINGS) and self.is_local(op.batch):
             self.observe(i, Data.TABLE, version, self.touch[op.batch])
-        if op_reads(op, Data.DENSE) and Data.DENSE in self.applies:
-            missing = set(range(op.batch)) - self.dense
-            ahead = {batch for batch in self.dense if batch >= op.batch}
+        for dense in self.dense_of(op, op.reads) if Data.DENSE in self.applies else ():
+            missing = set(range(op.batch)) - dense
+            ahead = {batch for batch in dense if batch >= op.batch}
             if ahead:
                 self.see("frozen-window", i, Data.DENSE, min(ahead))
             elif missing:
@@ -188,11 +253,12 @@ class VersionRun:
                 self.see("stale-dense", i, Data.DENSE, max(missing))
 
     def update(self, i: int, op: Op) -> None:
-        if op_reads(op, Data.DENSE_GRADS) and (fault := self.grads_of(op).fault()) is not None:
-            self.see(fault, i, Data.DENSE, op.batch)
+        for grads in self.grads_of(op, op.reads):
+            if (fault := grads.fault()) is not None:
+                self.see(fault, i, Data.DENSE, op.batch)
         self.apply(i, op)
-        if op_writes(op, Data.DENSE):
-            self.dense.add(op.batch)
+        for dense in self.dense_of(op, op.writes):
+            dense.add(op.batch)
 
     def apply(self, i: int, op: Op) -> None:
         """Applies the gradients of the batch to the rows, optimiser rows or states that the op writes."""
@@ -272,8 +338,9 @@ class VersionRun:
                 if lost := self.touch[update] & ~version.has[update] & ~version.undefined:
                     self.see("lost-update", last, state, update, lost)
                     break
-        if Data.DENSE in self.applies and (missing := set(range(self.steps)) - self.dense):
-            self.see("lost-update", last, Data.DENSE, min(missing))
+        for dense in self.dense.values() if Data.DENSE in self.applies else ():
+            if missing := set(range(self.steps)) - dense:
+                self.see("lost-update", last, Data.DENSE, min(missing))
 
 
 def means(op: Op, *meanings: Meaning) -> bool:

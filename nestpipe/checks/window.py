@@ -15,7 +15,7 @@ distance at which the later batch may use a state before the earlier one has, on
 loop's graph, or that a sync copies across, whichever is more. What a batch finds of a row then depends on the `window`
 batches before it and on nothing older, as long as each of them found what it should; so keys are followed through
 window + 2 consecutive batches, in every subset of them. If reads are found stale, they may copy what was stale before
-them: then the window is widened until nothing changes.
+them: then the window is widened until nothing changes. Parts that are told apart by other batches widen it, too.
 
 Micro-batches are a loop inside the batch, and the same argument bounds them: with more than 2 reach + slots + 1
 micro-batches (reach and slots counted in micro-batches) it suffices to look at the next smaller number that falls
@@ -29,7 +29,7 @@ from math import inf, lcm
 from typing import Final
 
 from nestpipe.checks.order import Order
-from nestpipe.ir import CACHES, MICRO_DATA, Access, Loop, LoopGraph, Op, OpRef, loop_graph, with_micro_batches
+from nestpipe.ir import CACHES, MICRO_DATA, Access, Loop, LoopGraph, Op, OpRef, Program, loop_graph, with_micro_batches
 
 __all__ = [
     "FOLLOWED_MAX",
@@ -83,10 +83,10 @@ def window_of_loop(loop: Loop) -> int:
         for j, iterations in enumerate(_iterations_after(graph, i)):
             if iterations < inf and (j in writers or (i in writers and j in users)):
                 found = max(found, int(iterations) + graph.ops[j].batch - graph.ops[i].batch - 1)
-    return max(found, _copied_across(loop.ops))
+    return max(found, _copied_across(loop.ops)) + _told_apart(loop)
 
 
-def window_of_order(order: Order) -> int:
+def window_of_order(order: Order, program: Program) -> int:
     """The same of a program, from the order of its ops."""
     users = [i for i, op in enumerate(order.ops) if _uses_state(op)]
     writers = {i for i in users if _writes_state(order.ops[i])}
@@ -96,7 +96,7 @@ def window_of_order(order: Order) -> int:
         for j in (users if i in writers else writers)
         if not order.before(i, j)
     ]
-    return max([0, *in_flight, _copied_across(order.ops)])
+    return max([0, *in_flight, _copied_across(order.ops)]) + _told_apart(program)
 
 
 def _copied_across(ops: Iterable[Op]) -> int:
@@ -104,6 +104,11 @@ def _copied_across(ops: Iterable[Op]) -> int:
     return max(
         (op.batch - a.batch for op in ops for a in op.reads if a.data in caches and a.batch is not None), default=0
     )
+
+
+def _told_apart(schedule: Loop | Program) -> int:
+    """How far away the batches are by which parts of the keys are told apart."""
+    return max((abs(part.offset) for part in schedule.parts if part.offset is not None), default=0)
 
 
 def _uses_state(op: Op) -> bool:
@@ -130,11 +135,11 @@ def _iterations_after(graph: LoopGraph, source: int) -> list[float]:
 
 def _ahead(loop: Loop, offset: Callable[[Op | OpRef], object]) -> int:
     """How many iterations waits reach ahead, in total; 0 if all are for ops of the same or earlier iterations."""
-    at = {op.kind: offset(op) for op in loop.ops}
+    at = {op.name: offset(op) for op in loop.ops}
     found = 0
     for op in loop.ops:
         for ref in op.after:
-            waited, own = offset(ref), at[ref.kind]
+            waited, own = offset(ref), at[ref.name]
             if isinstance(waited, int) and isinstance(own, int):
                 found += max(0, waited - own)
     return found

@@ -40,8 +40,10 @@ from nestpipe.ir.model import (
     Stream,
     map_ops,
     op_name,
+    refuse_parts,
     with_micro_batches,
 )
+from nestpipe.ir.parts import Atom, Part, Split, Splits
 from nestpipe.ir.text import parse, parse_programs, show, show_op
 from nestpipe.ir.unroll import OPS_MAX, unroll
 
@@ -60,6 +62,7 @@ __all__ = [
     "RANKS_MAX",
     "STATES",
     "Access",
+    "Atom",
     "Buffer",
     "Cost",
     "Data",
@@ -73,10 +76,13 @@ __all__ = [
     "Op",
     "OpKind",
     "OpRef",
+    "Part",
     "Place",
     "Program",
     "ProgramGraph",
     "Resource",
+    "Split",
+    "Splits",
     "StepPart",
     "Stream",
     "group_of",
@@ -88,6 +94,7 @@ __all__ = [
     "parse",
     "parse_programs",
     "program_graph",
+    "refuse_parts",
     "show",
     "show_op",
     "unroll",

@@ -149,11 +149,11 @@ def loop_graph(loop: Loop) -> LoopGraph:
             streams.append(stream.name)
         if len(ops) > first:
             edges.append(Edge(len(ops) - 1, first, 1))
-    index = {(op.kind, op.micro_batch): i for i, op in enumerate(ops)}
+    index = {(op.name, op.micro_batch): i for i, op in enumerate(ops)}
     for at, (op, m) in enumerate(waits):
         for ref in op.after:
             for target in targets(ref, m, loop.micro_batches):
-                other = index[ref.kind, target]
+                other = index[ref.name, target]
                 edges.append(Edge(other, at, ops[other].batch - ref.batch))
     return LoopGraph(ops=tuple(ops), streams=tuple(streams), edges=tuple(edges))
 

@@ -68,6 +68,7 @@ class Data(StrEnum):
     MOMENTS = "moments"
     EMBEDDINGS = "embeddings"
     ACTIVATIONS = "activations"
+    ACTIVATION_GRADS = "activation_grads"
     ROW_GRADS = "row_grads"
     OWNED_GRADS = "owned_grads"
     DENSE_GRADS = "dense_grads"
@@ -75,7 +76,7 @@ class Data(StrEnum):
 
 STATES: Final = frozenset({Data.TABLE, Data.OPTIMIZER, Data.DENSE})
 #: Data that are held per micro-batch.
-MICRO_DATA: Final = frozenset({Data.EMBEDDINGS, Data.ACTIVATIONS, Data.ROW_GRADS})
+MICRO_DATA: Final = frozenset({Data.EMBEDDINGS, Data.ACTIVATIONS, Data.ACTIVATION_GRADS, Data.ROW_GRADS})
 #: The buffer that holds rows of a state for the keys of a batch.
 CACHES: Final = {Data.TABLE: Data.ROWS, Data.OPTIMIZER: Data.MOMENTS}
 
@@ -238,7 +239,7 @@ KINDS: Final[Mapping[OpKind, Kind]] = {
     ),
     OpKind.FORWARD: Kind(
         per_micro_batch=True,
-        reads=_of(Data.BATCH, Data.KEYS, Data.EMBEDDINGS, Data.DENSE),
+        reads=_of(Data.BATCH, Data.KEYS, Data.EMBEDDINGS, Data.ACTIVATIONS, Data.DENSE),
         writes=_of(Data.ACTIVATIONS),
         needs={Data.ACTIVATIONS: (Data.EMBEDDINGS,)},
         uses=_of(Data.BATCH, Data.KEYS, Data.DENSE),
@@ -248,8 +249,8 @@ KINDS: Final[Mapping[OpKind, Kind]] = {
     ),
     OpKind.BACKWARD: Kind(
         per_micro_batch=True,
-        reads=_of(Data.BATCH, Data.KEYS, Data.EMBEDDINGS, Data.ACTIVATIONS, Data.DENSE),
-        writes=_of(Data.ROW_GRADS, Data.DENSE_GRADS),
+        reads=_of(Data.BATCH, Data.KEYS, Data.EMBEDDINGS, Data.ACTIVATIONS, Data.ACTIVATION_GRADS, Data.DENSE),
+        writes=_of(Data.ROW_GRADS, Data.ACTIVATION_GRADS, Data.DENSE_GRADS),
         needs={Data.ROW_GRADS: (Data.ACTIVATIONS,), Data.DENSE_GRADS: (Data.ACTIVATIONS,)},
         uses=_of(Data.KEYS, Data.DENSE),
         meaning=Meaning.USE,

@@ -43,6 +43,7 @@ from typing import Final, TypeAlias
 
 from nestpipe.base import ScheduleError
 from nestpipe.ir.kinds import STATES, Data, OpKind
+from nestpipe.ir.parts import Part, Split, Splits
 
 __all__ = [
     "ALL",
@@ -63,6 +64,7 @@ __all__ = [
     "Stream",
     "map_ops",
     "op_name",
+    "refuse_parts",
     "with_micro_batches",
 ]
 
@@ -112,20 +114,30 @@ class OpRef:
     kind: OpKind
     batch: int
     micro_batch: MicroIndex = None
+    part: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Kind and part, as the text writes them: what an op is, whatever batch it works on."""
+        return _name(self.kind, self.part)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """Data that an op reads or writes: a state (no batch) or the buffer instance of a batch or micro-batch."""
+    """Data that an op reads or writes: a state (no batch) or the buffer instance of a batch or micro-batch.
+
+    `part` names a part or layer of the data; without it the access is to what the op's own part is about.
+    """
 
     data: Data
     batch: int | None = None
     micro_batch: int | None = None
+    part: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Op:
-    """One op: kind, batch, micro-batch where it has one, what it waits for, reads and writes.
+    """One op: kind, part, batch, micro-batch where it has one, what it waits for, reads and writes.
 
     In a loop `batch` and `micro_batch` are offsets and `step` is 0; in a program they are absolute and `step` is the
     iteration that issues the op (negative in the prologue).
@@ -138,11 +150,17 @@ class Op:
     reads: tuple[Access, ...] = ()
     writes: tuple[Access, ...] = ()
     step: int = 0
+    part: str | None = None
 
     @property
     def ref(self) -> OpRef:
         """The reference that names this op."""
-        return OpRef(kind=self.kind, batch=self.batch, micro_batch=self.micro_batch)
+        return OpRef(kind=self.kind, batch=self.batch, micro_batch=self.micro_batch, part=self.part)
+
+    @property
+    def name(self) -> str:
+        """Kind and part, as the text writes them: what an op is, whatever batch it works on."""
+        return _name(self.kind, self.part)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,10 +211,18 @@ class Loop:
     buffers: tuple[Buffer, ...]
     streams: tuple[Stream, ...]
     doc: str = ""
+    parts: tuple[Part, ...] = ()
+    layers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _check_name("loop", self.name)
         _check_counts(micro_batches=self.micro_batches)
+        _check_parts(self.parts, self.layers)
+
+    @property
+    def splits(self) -> Splits:
+        """How keys and dense work are split."""
+        return Splits(self.parts, self.layers)
 
     @property
     def ops(self) -> tuple[Op, ...]:
@@ -214,9 +240,17 @@ class Program:
     buffers: tuple[Buffer, ...]
     streams: tuple[Stream, ...]
     ranks: tuple[int, ...] | None = None
+    parts: tuple[Part, ...] = ()
+    layers: tuple[str, ...] = ()
+
+    @property
+    def splits(self) -> Splits:
+        """How keys and dense work are split."""
+        return Splits(self.parts, self.layers)
 
     def __post_init__(self) -> None:
         _check_name("program", self.name)
+        _check_parts(self.parts, self.layers)
         _check_counts(steps=self.steps, micro_batches=self.micro_batches)
         if self.ranks is not None and not self.ranks:
             raise ScheduleError(f"program {self.name}: ranks must name at least one rank; leave it out for every rank")
@@ -234,6 +268,23 @@ def _check_name(what: str, name: str) -> None:
         raise ScheduleError(f"a {what} needs a name without spaces, commas and '#', got {name!r}")
 
 
+def _check_parts(parts: tuple[Part, ...], layers: tuple[str, ...]) -> None:
+    names = [*(part.name for part in parts), *layers]
+    for name in names:
+        if re.fullmatch(r"[a-z][a-z0-9_]*", name) is None:
+            raise ScheduleError(f"a part or layer needs a name of small letters, digits and _, got {name!r}")
+        if names.count(name) > 1:
+            raise ScheduleError(f"part or layer {name} is declared twice; keep one")
+    alone = [part for part in parts if part.split is not Split.STATIC]
+    for part in alone:
+        if sum((part.split, part.offset) == (other.split, other.offset) for other in alone) > 1:
+            raise ScheduleError(f"part {part.name} holds the same keys as another; keep one of them")
+
+
+def _name(kind: OpKind, part: str | None) -> str:
+    return str(kind) if part is None else f"{kind}.{part}"
+
+
 def _check_counts(**counts: int) -> None:
     for name, count in counts.items():
         if count < 1:
@@ -247,7 +298,18 @@ def op_name(op: Op | OpRef) -> str:
     'forward 3.1'
     """
     micro_batch = "" if op.micro_batch is None else f".{op.micro_batch}"
-    return f"{op.kind} {op.batch}{micro_batch}"
+    return f"{op.name} {op.batch}{micro_batch}"
+
+
+def refuse_parts(loop: Loop, who: str) -> None:
+    """Refuses parts and layers, for who does not know them.
+
+    Raises:
+        ScheduleError: names the first op with a part.
+    """
+    for op in loop.ops:
+        if op.part is not None:
+            raise ScheduleError(f"{loop.name}: {who} does not run parts of ops, such as {op.name}; use whole ops")
 
 
 def with_micro_batches(loop: Loop, micro_batches: int) -> Loop:

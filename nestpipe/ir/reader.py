@@ -26,6 +26,7 @@ from nestpipe.ir.model import (
     Resource,
     Stream,
 )
+from nestpipe.ir.parts import Part, Split
 
 __all__ = ["VERSION", "read_documents"]
 
@@ -104,23 +105,33 @@ class _Reader:
         micro_batches = self.positive(options, head, "micro_batches")
         if loop:
             doc = [raw for raw in self.raw[: head.line - 1] if raw.startswith("#")]
-            buffers, streams = self.sections(loop)
+            parts, layers, buffers, streams = self.sections(loop)
             return Loop(
                 name=name,
                 micro_batches=micro_batches,
+                parts=parts,
+                layers=layers,
                 buffers=buffers,
                 streams=streams,
                 doc="\n".join(raw[1:].removeprefix(" ").rstrip() for raw in doc),
             )
         steps = self.positive(options, head, "steps")
         ranks = self.ranks(options["ranks"]) if "ranks" in options else None
-        buffers, streams = self.sections(loop)
+        parts, layers, buffers, streams = self.sections(loop)
         return Program(
-            name=name, steps=steps, micro_batches=micro_batches, buffers=buffers, streams=streams, ranks=ranks
+            name=name,
+            steps=steps,
+            micro_batches=micro_batches,
+            parts=parts,
+            layers=layers,
+            buffers=buffers,
+            streams=streams,
+            ranks=ranks,
         )
 
-    def sections(self, loop: bool) -> tuple[tuple[Buffer, ...], tuple[Stream, ...]]:
+    def sections(self, loop: bool) -> tuple[tuple[Part, ...], tuple[str, ...], tuple[Buffer, ...], tuple[Stream, ...]]:
         self.at += 1
+        parts, layers = self.splits()
         buffers: dict[str, Buffer] = {}
         streams: dict[str, Stream] = {}
         while self.at < len(self.lines):
@@ -141,7 +152,60 @@ class _Reader:
                 buffer = self.buffer(tokens)
                 buffers[buffer.data] = buffer
                 self.at += 1
-        return tuple(buffers.values()), tuple(streams.values())
+        return parts, layers, tuple(buffers.values()), tuple(streams.values())
+
+    def splits(self) -> tuple[tuple[Part, ...], tuple[str, ...]]:
+        """The declarations of parts and layers, which come first."""
+        self.parts: dict[str, Part] = {}
+        self.layers: tuple[str, ...] = ()
+        while self.at < len(self.lines) and self.lines[self.at][0]:
+            tokens = self.lines[self.at][1]
+            if tokens[0].text == "layer" and not self.layers:
+                items = _Line(self, tokens[1:], loop=True).items() if len(tokens) > 1 else []
+                if not items or any(len(item) > 1 for item in items):
+                    self.fail(tokens[0], "expected 'layer NAME, NAME', in the order of forward")
+                self.layers = tuple(self.part_name(item[0]) for item in items)
+                if len(set(self.layers)) < len(self.layers):
+                    self.fail(tokens[1], "a layer is declared twice; keep one")
+            elif tokens[0].text == "part":
+                part = self.part(tokens)
+                self.parts[part.name] = part
+            else:
+                break
+            self.at += 1
+        if both := set(self.parts) & set(self.layers):
+            self.fail(self.lines[self.at - 1][1][0], f"{min(both)} is both a part and a layer; rename one")
+        return tuple(self.parts.values()), self.layers
+
+    def part(self, tokens: list[_Token]) -> Part:
+        expected = "expected 'part NAME in t-1', 'part NAME not t-1', 'part NAME static' or 'part NAME cached|uncached'"
+        if len(tokens) < 3 or self.layers:
+            self.fail(tokens[0], "parts come before layers; move it up" if self.layers else expected)
+        name, split = self.part_name(tokens[1]), self.enum(Split, tokens[2], "kind of part")
+        if name in self.parts:
+            self.fail(tokens[1], f"part {name} is declared twice; keep one")
+        if len(tokens) != 3 + split.with_batch:
+            self.fail(tokens[0], expected)
+        offset = _Line(self, tokens, loop=True).offset("t", tokens[3]) if split.with_batch else None
+        if split.with_batch and not offset:
+            self.fail(tokens[3], f"expected another batch such as t-1 or t+1, got {tokens[3].text!r}")
+        same = [p.name for p in self.parts.values() if (p.split, p.offset) == (split, offset)]
+        if same and split is not Split.STATIC:
+            self.fail(tokens[1], f"part {name} holds the same keys as {same[0]}; keep one of them")
+        return Part(name=name, split=split, offset=offset)
+
+    def part_name(self, token: _Token) -> str:
+        if re.fullmatch(r"[a-z][a-z0-9_]*", token.text) is None:
+            self.fail(token, f"a part or layer needs a name of small letters, digits and _, got {token.text!r}")
+        return token.text
+
+    def with_part(self, values: type[_Enum], token: _Token, what: str) -> tuple[_Enum, str | None]:
+        """A kind or data, and the part of it that is named after a dot."""
+        name, dot, part = token.text.partition(".")
+        found = self.enum(values, _Token(name, token.line, token.column), what)
+        if dot and part not in (known := (*self.parts, *self.layers)):
+            self.fail(_Token(part, token.line, token.column + len(name) + 1), unknown_name("part", part, known))
+        return found, part if dot else None
 
     def buffer(self, tokens: list[_Token]) -> Buffer:
         if len(tokens) != 4:
@@ -261,7 +325,7 @@ class _Reader:
 
     def op(self, tokens: list[_Token], *, loop: bool, in_block: bool, step: int) -> Op:
         line = _Line(self, tokens, loop)
-        kind = self.enum(OpKind, line.take("an op kind"), "op kind")
+        kind, part = self.with_part(OpKind, line.take("an op kind"), "op kind")
         batch, micro_batch = line.index()
         if micro_batch == ALL:
             self.fail(tokens[0], "'*' stands for what is waited for, not for an op; write m, m+1, ...")
@@ -280,6 +344,7 @@ class _Reader:
             clauses[token.text] = line.items()
         return Op(
             kind=kind,
+            part=part,
             batch=batch,
             micro_batch=own,
             after=tuple(self.ref(item, loop) for item in clauses.get("after", [])),
@@ -290,27 +355,27 @@ class _Reader:
 
     def ref(self, tokens: list[_Token], loop: bool) -> OpRef:
         line = _Line(self, tokens, loop)
-        kind = self.enum(OpKind, line.take("an op kind"), "op kind")
+        kind, part = self.with_part(OpKind, line.take("an op kind"), "op kind")
         batch, micro_batch = line.index()
         line.end()
-        return OpRef(kind=kind, batch=batch, micro_batch=micro_batch)
+        return OpRef(kind=kind, part=part, batch=batch, micro_batch=micro_batch)
 
     def access(self, tokens: list[_Token], loop: bool, batch: int, micro_batch: int | None) -> Access:
         line = _Line(self, tokens, loop)
-        data = self.enum(Data, line.take("data"), "data")
+        data, part = self.with_part(Data, line.take("data"), "data")
         if data in STATES:
             line.end()
-            return Access(data=data)
+            return Access(data=data, part=part)
         if data in MICRO_DATA and micro_batch is None:
             self.fail(tokens[0], f"{data} is per micro-batch; only an op with a micro-batch can use it")
         if line.peek() is None:
-            return Access(data=data, batch=batch, micro_batch=micro_batch if data in MICRO_DATA else None)
+            return Access(data=data, part=part, batch=batch, micro_batch=micro_batch if data in MICRO_DATA else None)
         at, micro = line.index()
         line.end()
         if (data in MICRO_DATA) is (micro is None) or micro == ALL:
             wanted = "micro-batch; name one" if data in MICRO_DATA else "batch; drop the micro-batch"
             self.fail(tokens[0], f"{data} is per {wanted}")
-        return Access(data=data, batch=at, micro_batch=None if micro is None else int(micro))
+        return Access(data=data, part=part, batch=at, micro_batch=None if micro is None else int(micro))
 
 
 class _Line:

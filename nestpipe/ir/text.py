@@ -3,12 +3,15 @@
 The grammar, one op per line, `#` starts a comment (kept only at the head of a loop, as its `doc`):
 
     loop v1 NAME micro_batches=N
+      part NAME in t-1 | not t-1 | static | cached | uncached
+      layer NAME, NAME, ...
       buffer DATA host|device slots=N
       stream NAME on RESOURCE
         KIND BATCH [after KIND BATCH, ...] [reads DATA [BATCH], ...] [writes DATA [BATCH], ...]
         for m
           KIND BATCH MICRO [after KIND BATCH [MICRO|*], ...] [reads ...] [writes ...]
 
+KIND and DATA may carry a part or layer: `lookup.old`, `activations.bottom`.
 In a loop BATCH is `t`, `t+1`, `t-1`, ... and MICRO is `m`, `m+1`, ...; `*` waits for every micro-batch. Data without a
 batch is the op's own instance, or a state. A program is headed `program v1 NAME steps=S micro_batches=N`, with
 `ranks=0,2-5` where it is not for every rank; its ops stand under `step I` lines and carry absolute indices: `forward 3`
@@ -24,6 +27,7 @@ from itertools import groupby
 
 from nestpipe.ir.kinds import MICRO_DATA
 from nestpipe.ir.model import Access, Loop, MicroBlock, Op, Program
+from nestpipe.ir.parts import Part
 from nestpipe.ir.reader import VERSION, read_documents
 
 __all__ = ["parse", "parse_programs", "show", "show_op"]
@@ -39,6 +43,8 @@ def show(schedule: Loop | Program) -> str:
         lines = [
             f"program {VERSION} {schedule.name} steps={schedule.steps} micro_batches={schedule.micro_batches}{ranks}"
         ]
+    lines += [f"  part {part.name} {part.split}{_batch_of(part)}" for part in schedule.parts]
+    lines += [f"  layer {', '.join(schedule.layers)}"] if schedule.layers else []
     lines += [f"  buffer {buffer.data} {buffer.place} slots={buffer.slots}" for buffer in schedule.buffers]
     for stream in schedule.streams:
         lines.append(f"  stream {stream.name} on {stream.resource}")
@@ -59,9 +65,9 @@ def show(schedule: Loop | Program) -> str:
 def show_op(op: Op, *, loop: bool) -> str:
     """The canonical line of one op, without indentation."""
     width = 9 if op.micro_batch is not None and loop else 5
-    line = f"{op.kind.value:<20}{_index(op.batch, op.micro_batch, loop):<{width}}"
+    line = f"{_padded(op.name)}{_index(op.batch, op.micro_batch, loop):<{width}}"
     if op.after:
-        line += "  after " + ", ".join(f"{ref.kind} {_index(ref.batch, ref.micro_batch, loop)}" for ref in op.after)
+        line += "  after " + ", ".join(f"{ref.name} {_index(ref.batch, ref.micro_batch, loop)}" for ref in op.after)
     for clause, accesses in (("reads", op.reads), ("writes", op.writes)):
         if accesses:
             line += f"  {clause} " + ", ".join(_show_access(access, op, loop) for access in accesses)
@@ -93,6 +99,15 @@ def parse_programs(text: str, *, source: str = "schedule") -> tuple[Program, ...
     return tuple(document for document in documents if isinstance(document, Program))
 
 
+def _batch_of(part: Part) -> str:
+    return "" if part.offset is None else f" {_offset('t', part.offset)}"
+
+
+def _padded(name: str) -> str:
+    """An op's name, with room for the longest kind; a part that makes it longer leaves two spaces."""
+    return f"{name:<20}" if len(name) < 20 else f"{name}  "
+
+
 def _index(batch: int, micro_batch: object, loop: bool) -> str:
     if not loop:
         return str(batch) if micro_batch is None else f"{batch}.{micro_batch}"
@@ -109,9 +124,10 @@ def _show_access(access: Access, op: Op, loop: bool) -> str:
     own = access.batch is None or (
         access.batch == op.batch and access.micro_batch == (op.micro_batch if access.data in MICRO_DATA else None)
     )
+    name = access.data if access.part is None else f"{access.data}.{access.part}"
     if own or access.batch is None:
-        return access.data
-    return f"{access.data} {_index(access.batch, access.micro_batch, loop)}"
+        return name
+    return f"{name} {_index(access.batch, access.micro_batch, loop)}"
 
 
 def _show_ranks(ranks: Iterable[int]) -> str:

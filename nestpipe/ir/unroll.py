@@ -39,7 +39,15 @@ def unroll(loop: Loop, steps: int) -> Program:
     check_waits(loop)
     iterations = sorted({batch - offset for offset in {op.batch for op in loop.ops} for batch in range(steps)})
     streams = tuple(replace(stream, body=tuple(_body(loop, stream, steps, iterations))) for stream in loop.streams)
-    return Program(name=loop.name, steps=steps, micro_batches=loop.micro_batches, buffers=loop.buffers, streams=streams)
+    return Program(
+        name=loop.name,
+        steps=steps,
+        micro_batches=loop.micro_batches,
+        buffers=loop.buffers,
+        streams=streams,
+        parts=loop.parts,
+        layers=loop.layers,
+    )
 
 
 def iteration(stream: Stream, micro_batches: int) -> Iterator[tuple[Op, int | None, int | None]]:
@@ -82,15 +90,15 @@ def check_waits(loop: Loop) -> None:
     Raises:
         ScheduleError: names the op that is not there, and the way out.
     """
-    per_micro_batch = {op.kind: op.micro_batch is not None for op in loop.ops}
+    per_micro_batch = {op.name: op.micro_batch is not None for op in loop.ops}
     for op in loop.ops:
         for ref in op.after:
-            known = per_micro_batch.get(ref.kind)
+            known = per_micro_batch.get(ref.name)
             if known is None:
-                raise ScheduleError(f"{loop.name}: no op of kind {ref.kind} to wait for; add it or drop the wait")
+                raise ScheduleError(f"{loop.name}: no op of kind {ref.name} to wait for; add it or drop the wait")
             if known is (ref.micro_batch is None) or (isinstance(ref.micro_batch, int) and op.micro_batch is None):
                 raise ScheduleError(
-                    f"{loop.name}: cannot wait for {ref.kind} with micro-batch {ref.micro_batch}: "
+                    f"{loop.name}: cannot wait for {ref.name} with micro-batch {ref.micro_batch}: "
                     + (
                         "it runs per micro-batch; write * or m"
                         if known
@@ -106,10 +114,11 @@ def _body(loop: Loop, stream: Stream, steps: int, iterations: Sequence[int]) -> 
             if 0 <= t + op.batch < steps:
                 yield Op(
                     kind=op.kind,
+                    part=op.part,
                     batch=t + op.batch,
                     micro_batch=micro_batch,
                     after=tuple(
-                        OpRef(kind=ref.kind, batch=t + ref.batch, micro_batch=target)
+                        OpRef(kind=ref.kind, batch=t + ref.batch, micro_batch=target, part=ref.part)
                         for ref in op.after
                         if 0 <= t + ref.batch < steps
                         for target in targets(ref, m, loop.micro_batches)
@@ -131,4 +140,4 @@ def _placed(accesses: Sequence[Access], t: int, m: int | None, steps: int, micro
                 micro_batch += m
                 if not 0 <= micro_batch < micro_batches:
                     continue
-            yield Access(data=access.data, batch=t + access.batch, micro_batch=micro_batch)
+            yield replace(access, batch=t + access.batch, micro_batch=micro_batch)

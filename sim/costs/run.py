@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from nestpipe.base import NS_PER_MS, CaseError, shares_by_origin
 from nestpipe.checks import require_safe
-from nestpipe.ir import Loop, OpKind, unroll
+from nestpipe.ir import Loop, OpKind, refuse_parts, unroll
 from nestpipe.timeline import StepMetrics, Timeline, measure
 from sim.costs.hardware import HardwareCosts
 from sim.costs.workload import OpCosts, Options, Workload, batch_ns
@@ -132,6 +132,7 @@ def run(
     Raises:
         NestPipeError: if a number is impossible or the workload does not know the ops.
     """
+    refuse_parts(loop, "the simulator")
     options = replace(
         options,
         batch_per_worker=workload.batch_per_worker if options.batch_per_worker is None else options.batch_per_worker,

@@ -29,6 +29,11 @@ BROKEN_RULES = {
     "    copy_h2d t  writes batch\n",
     "own-instance": "loop v1 x micro_batches=1\n  buffer batch device slots=2\n  buffer samples host slots=2\n"
     "  stream a on h2d\n    read t  writes samples\n    copy_h2d t  reads samples t-1  writes batch\n",
+    "parts": "loop v1 x micro_batches=1\n  part old in t-1\n  part new not t-1\n  buffer owned device slots=2\n"
+    "  buffer rows device slots=2\n  stream a on world\n    all_to_all[keys] t  writes owned\n"
+    "  stream b on host_memory\n    lookup.old t  reads owned, table  writes rows\n",
+    "coverage": "loop v1 x micro_batches=1\n  part a static\n  part b static\n  buffer owned device slots=2\n"
+    "  buffer rows device slots=2\n  stream b on host_memory\n    lookup.a t  reads owned, table  writes rows\n",
     "sync-keys": "loop v1 x micro_batches=1\n  buffer rows device slots=2\n  stream a on host_memory\n"
     "    lookup t  writes rows\n  stream b on d2d\n    sync t  reads rows t-1  writes rows\n",
     "depth": "loop v1 x micro_batches=1\n  stream a on h2d\n    wait t-1\n  stream b on world\n    all_reduce t+16\n",
