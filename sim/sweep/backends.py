@@ -1,7 +1,7 @@
 """Where the chunks of a sweep are evaluated: this process, processes on this machine, or a Dask cluster.
 
-Every backend is a generator: it takes chunks, keeps a few in flight per worker, and yields them with their results as
-they finish, in any order. What a chunk gives does not depend on where it ran.
+Every backend is a generator: it takes chunks, keeps a few in flight per worker, and yields their rows as they finish,
+in any order. What a chunk gives does not depend on where it ran.
 """
 
 from __future__ import annotations
@@ -21,17 +21,14 @@ from itertools import islice
 from multiprocessing import get_context, parent_process, resource_tracker
 from typing import Any, NamedTuple, TypeAlias
 
-import pyarrow as pa
-
 from nestpipe.base import NestPipeError
 from sim.scenario import Evaluator, Grid
-from sim.sweep.store import schema_of, table_of
+from sim.sweep.store import Kept, columns_of, kept
 
 __all__ = [
     "DASK_TIMEOUT_S",
     "Backend",
     "Chunk",
-    "Finished",
     "backend",
     "evaluate_chunk",
     "uninterrupted",
@@ -44,39 +41,36 @@ _IN_FLIGHT_PER_WORKER = 3
 class Chunk(NamedTuple):
     """Some points of the grid to evaluate together, with how many seeds."""
 
-    number: int
     rung: int
     indices: tuple[int, ...]
     max_seeds: int | None
 
 
-Finished: TypeAlias = tuple[Chunk, pa.Table]
 #: Evaluates chunks of a pickled grid.
-Backend: TypeAlias = Callable[[bytes, Iterator[Chunk]], Iterator[Finished]]
+Backend: TypeAlias = Callable[[bytes, Iterator[Chunk]], Iterator[list[Kept]]]
 
 
 @lru_cache(maxsize=4)
-def _loaded(packed: bytes, max_seeds: int | None) -> tuple[Evaluator, pa.Schema]:
+def _loaded(packed: bytes, max_seeds: int | None) -> tuple[Evaluator, dict[str, type]]:
     grid: Grid = pickle.loads(packed)
-    return Evaluator(grid=grid, max_seeds=max_seeds), schema_of(grid)
+    return Evaluator(grid=grid, max_seeds=max_seeds), columns_of(grid)
 
 
-def evaluate_chunk(packed: bytes, chunk: Chunk) -> pa.Table:
+def evaluate_chunk(packed: bytes, chunk: Chunk) -> list[Kept]:
     """The rows of one chunk.
 
     Args:
         packed: the pickled grid, so that a worker needs nothing but the package; it is unpacked once per process.
         chunk: what to evaluate.
     """
-    evaluator, schema = _loaded(packed, chunk.max_seeds)
-    rows = [evaluator.row(evaluator.grid[index]) | {"rung": chunk.rung} for index in chunk.indices]
-    return table_of(rows, schema)
+    evaluator, columns = _loaded(packed, chunk.max_seeds)
+    return [kept(evaluator.row(evaluator.grid[i]) | {"rung": chunk.rung}, columns) for i in chunk.indices]
 
 
-def on_this_process(packed: bytes, chunks: Iterator[Chunk]) -> Iterator[Finished]:
+def on_this_process(packed: bytes, chunks: Iterator[Chunk]) -> Iterator[list[Kept]]:
     """One after the other, here."""
     for chunk in chunks:
-        yield chunk, evaluate_chunk(packed, chunk)
+        yield evaluate_chunk(packed, chunk)
 
 
 #: What a worker process evaluates, and a pipe whose other end is closed once nobody waits for that any more.
@@ -119,13 +113,13 @@ def uninterrupted() -> Iterator[None]:
             signal.raise_signal(signal.SIGINT)
 
 
-def _run(chunk: Chunk) -> pa.Table:
+def _run(chunk: Chunk) -> list[Kept]:
     if _GIVEN_UP[0].poll():  # chunks already handed to this process cannot be taken back
-        return pa.table({})
+        return []
     return evaluate_chunk(_PACKED[0], chunk)
 
 
-def on_processes(packed: bytes, chunks: Iterator[Chunk], workers: int) -> Iterator[Finished]:
+def on_processes(packed: bytes, chunks: Iterator[Chunk], workers: int) -> Iterator[list[Kept]]:
     """On `workers` processes of this machine.
 
     Raises:
@@ -134,20 +128,20 @@ def on_processes(packed: bytes, chunks: Iterator[Chunk], workers: int) -> Iterat
     context = get_context("spawn")
     given_up, wanted = context.Pipe(duplex=False)
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start, initargs=(packed, given_up))
-    running: dict[Future[pa.Table], Chunk] = {}
+    running: set[Future[list[Kept]]] = set()
     try:
         for chunk in islice(chunks, _IN_FLIGHT_PER_WORKER * workers):
             with uninterrupted():
-                running[pool.submit(_run, chunk)] = chunk
+                running.add(pool.submit(_run, chunk))
         while running:
             done, _ = wait(running, return_when=FIRST_COMPLETED)
             for future in done:
-                chunk = running.pop(future)
-                table = future.result()
+                running.remove(future)
+                rows = future.result()
                 for more in islice(chunks, 1):
                     with uninterrupted():
-                        running[pool.submit(_run, more)] = more
-                yield chunk, table
+                        running.add(pool.submit(_run, more))
+                yield rows
     except BrokenProcessPool:
         raise NestPipeError(
             "a worker process died, perhaps for want of memory; what had finished is kept: run again with the same "
@@ -178,22 +172,20 @@ def dask_cluster(address: str) -> Iterator[Backend]:
 
 def _on_dask(
     packed: bytes, chunks: Iterator[Chunk], *, client: Any, address: str, in_flight: int
-) -> Iterator[Finished]:
+) -> Iterator[list[Kept]]:
     as_completed = importlib.import_module("distributed").as_completed
-    running: dict[str, Chunk] = {}
     prefix = f"nestpipe-{uuid.uuid4().hex}"
 
     def submit(chunk: Chunk) -> Any:
-        future = client.submit(evaluate_chunk, packed, chunk, key=f"{prefix}-{chunk.rung}-{chunk.number}", pure=False)
-        running[future.key] = chunk
-        return future
+        key = f"{prefix}-{chunk.rung}-{chunk.indices[0]}"
+        return client.submit(evaluate_chunk, packed, chunk, key=key, pure=False)
 
     completed = as_completed([submit(chunk) for chunk in islice(chunks, in_flight)], loop=client.loop)
     for future in completed:
-        chunk, table = running.pop(future.key), _result(future, address)
+        rows = _result(future, address)
         for more in islice(chunks, 1):
             completed.add(submit(more))
-        yield chunk, table
+        yield rows
 
 
 def _connect(address: str) -> Any:
@@ -211,9 +203,9 @@ def _connect(address: str) -> Any:
         ) from None
 
 
-def _result(future: Any, address: str) -> pa.Table:
+def _result(future: Any, address: str) -> list[Kept]:
     try:
-        table: pa.Table = future.result()
+        rows: list[Kept] = future.result()
     except NestPipeError:
         raise
     except Exception as error:
@@ -221,7 +213,7 @@ def _result(future: Any, address: str) -> pa.Table:
             f"--dask {address}: a chunk failed on a worker: {type(error).__name__}: {error}; the workers need the same "
             "version of nestpipe; what had finished is kept"
         ) from error
-    return table
+    return rows
 
 
 @contextmanager

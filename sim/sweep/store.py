@@ -1,55 +1,60 @@
-"""A sweep on disk: one small Parquet file per finished chunk, written whole or not at all, merged at the end.
+"""The rows of a sweep in one SQLite file, each chunk in a transaction, and written as Parquet at the end.
 
-    DIR/sweep.json           what is swept: digest, number of points, chunk size
-    DIR/parts/R-CHUNK.parquet rows of one chunk of rung R
-    DIR/results.parquet      all rows in order of their index, once everything has run
+    DIR/sweep.sqlite      what is swept, and every row that has been evaluated
+    DIR/results.parquet   all rows in order of their index, once everything has run
 
-A killed sweep keeps every part that was written; running it again does the rest. Nothing is held in memory but one
-chunk at a time.
+A killed sweep keeps every chunk that was added; running it again does the rest.
 """
 
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, TypeAlias
 
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from nestpipe.base import NestPipeError, atomic_file, write_text
+from nestpipe.base import NestPipeError, atomic_file
 from sim.scenario import COLUMNS, Grid, Row
 
-__all__ = ["Store", "as_frame", "schema_of", "table_of"]
+__all__ = ["Kept", "Store", "as_frame", "columns_of", "kept", "opened"]
 
-_ARROW = {int: pa.int64(), float: pa.float64(), str: pa.string()}
+#: Index, rung, and the values in order of the columns as JSON, which keeps every digit.
+Kept: TypeAlias = tuple[int, int, str]
+_ARROW: Final = {int: pa.int64(), float: pa.float64(), str: pa.string()}
+_BATCH: Final = 4096
+_TABLES: Final = """
+CREATE TABLE IF NOT EXISTS sweep (facts TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS rows ("index" INTEGER, rung INTEGER, row TEXT NOT NULL, PRIMARY KEY ("index", rung))
+    WITHOUT ROWID;
+"""
+_HIGHEST: Final = """
+SELECT row FROM rows AS r WHERE rung = (SELECT max(rung) FROM rows WHERE "index" = r."index" AND rung < ?)
+    ORDER BY "index"
+"""
 
 
-def schema_of(grid: Grid) -> pa.Schema:
+def columns_of(grid: Grid) -> dict[str, type]:
     """The columns of a sweep's results: those of every evaluation with the swept keys after the batch, and the rung."""
-    fields = [pa.field(name, _ARROW[kind]) for name, kind in COLUMNS.items()]
-    place = list(COLUMNS).index("batch_per_worker") + 1
-    swept = []
-    for key, values in grid.axes.items():
-        text = any(isinstance(value, str) for value in values)
-        swept.append(pa.field(key, pa.string() if text else pa.float64()))
-    return pa.schema([*fields[:place], *swept, *fields[place:], pa.field("rung", pa.int64())])
+    columns: dict[str, type] = {}
+    for name, kind in COLUMNS.items():
+        columns[name] = kind
+        if name == "batch_per_worker":
+            for key, values in grid.axes.items():
+                columns[key] = str if any(isinstance(value, str) for value in values) else float
+    return columns | {"rung": int}
 
 
-def table_of(rows: Sequence[Row], schema: pa.Schema) -> pa.Table:
-    """Rows as a table."""
-    columns = {}
-    for each in schema:
-        values = [row.get(each.name) for row in rows]
-        if each.type == pa.float64():
-            values = [None if value is None else float(value) for value in values]
-        elif each.type == pa.string():
-            values = [None if value is None else str(value) for value in values]
-        columns[each.name] = pa.array(values, type=each.type)
-    return pa.table(columns, schema=schema)
+def kept(row: Row, columns: Mapping[str, type]) -> Kept:
+    """A row as the store keeps it."""
+    values = [None if row.get(name) is None else kind(row[name]) for name, kind in columns.items()]
+    return row["index"], row["rung"], json.dumps(values)
 
 
 def as_frame(table: pa.Table) -> pd.DataFrame:
@@ -61,82 +66,94 @@ def as_frame(table: pa.Table) -> pd.DataFrame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Store:
-    """The folder of one sweep."""
+    """The rows of one sweep, in a folder or in memory; see `opened`."""
 
-    folder: Path
-    schema: pa.Schema
-    chunk_size: int
+    connection: sqlite3.Connection
+    columns: Mapping[str, type]
+    facts: Mapping[str, Any]
 
-    @classmethod
-    def open(cls, folder: Path, schema: pa.Schema, *, digest: str, facts: Mapping[str, Any], chunk_size: int) -> Store:
-        """The store in a folder, new or to be continued.
+    def has(self, rung: int, index: int) -> bool:
+        """Whether a configuration has been evaluated at a rung."""
+        where = 'SELECT 1 FROM rows WHERE "index" = ? AND rung = ?'
+        return self.connection.execute(where, (index, rung)).fetchone() is not None
 
-        Args:
-            folder: made if need be.
-            schema: of the results.
-            digest: of everything that the results depend on.
-            facts: what else to note.
-            chunk_size: for a new store; one that is continued keeps its own.
+    def count(self, rung: int) -> int:
+        """How many configurations have been evaluated at a rung."""
+        found: int = self.connection.execute("SELECT count(*) FROM rows WHERE rung = ?", (rung,)).fetchone()[0]
+        return found
 
-        Raises:
-            NestPipeError: if the folder cannot be written, or holds another sweep.
-        """
-        about = folder / "sweep.json"
-        try:
-            (folder / "parts").mkdir(parents=True, exist_ok=True)
-            for left in (folder / "parts").glob(".*"):
-                left.unlink()
-            if about.is_file():
-                known = json.loads(about.read_text(encoding="utf-8"))
-                if known.get("digest") != digest:
-                    raise NestPipeError(
-                        f"{folder}: holds a sweep of another scenario ({known.get('scenario')}, digest "
-                        f"{known.get('digest')}, this is {digest}); choose another --out"
-                    )
-                chunk_size = int(known["chunk_size"])
-            else:
-                note = {"digest": digest, "chunk_size": chunk_size, **facts}
-                write_text(about, json.dumps(note, indent=1))
-        except OSError as error:
-            reason = error.strerror or error
-            raise NestPipeError(f"{folder}: cannot be written: {reason}; choose another --out") from None
-        except (ValueError, KeyError) as error:
-            raise NestPipeError(f"{about}: not readable as a sweep: {error}; choose another --out") from None
-        return cls(folder=folder, schema=schema, chunk_size=chunk_size)
+    def add(self, rows: Sequence[Kept]) -> None:
+        """Keeps the rows, all or none of them."""
+        with self.connection:
+            self.connection.executemany("INSERT OR REPLACE INTO rows VALUES (?, ?, ?)", rows)
 
-    @property
-    def results(self) -> Path:
-        """The merged file."""
-        return self.folder / "results.parquet"
+    def rows(self, below: int) -> Iterator[Row]:
+        """The row of the highest rung less than `below` of every configuration, in order of their index."""
+        for (row,) in self.connection.execute(_HIGHEST, (below,)):
+            yield dict(zip(self.columns, json.loads(row), strict=True))
 
-    def part(self, rung: int, chunk: int) -> Path:
-        """The file of a chunk."""
-        return self.folder / "parts" / f"{rung}-{chunk:08d}.parquet"
+    def table(self, below: int) -> pa.Table:
+        """The same as one table."""
+        return pa.Table.from_batches(self._batches(below), self._schema())
 
-    def has(self, rung: int, chunk: int) -> bool:
-        """Whether a chunk is done."""
-        return self.part(rung, chunk).is_file()
+    def write(self, path: Path, below: int) -> None:
+        """Writes the same as Parquet in bounded memory, and drops the rows here."""
+        with atomic_file(path) as file, pq.ParquetWriter(file, self._schema()) as writer:
+            for batch in self._batches(below):
+                writer.write_batch(batch)
+        with self.connection:
+            self.connection.execute("DELETE FROM rows")
+        self.connection.execute("VACUUM")
 
-    def add(self, rung: int, chunk: int, table: pa.Table) -> None:
-        """Keeps a finished chunk.
+    def _schema(self) -> pa.Schema:
+        fields = [(name, _ARROW[kind]) for name, kind in self.columns.items()]
+        return pa.schema(fields, metadata={"nestpipe": json.dumps(dict(self.facts))})
 
-        Raises:
-            NestPipeError: if it cannot be written.
-        """
-        with atomic_file(self.part(rung, chunk)) as file:
-            pq.write_table(table, file)
+    def _batches(self, below: int) -> Iterator[pa.RecordBatch]:
+        cursor = self.connection.execute(_HIGHEST, (below,))
+        while found := cursor.fetchmany(_BATCH):
+            columns = zip(*(json.loads(row) for (row,) in found), strict=True)
+            arrays = [pa.array(c, _ARROW[kind]) for c, kind in zip(columns, self.columns.values(), strict=True)]
+            yield pa.RecordBatch.from_arrays(arrays, schema=self._schema())
 
-    def tables(self, rung: int, num_chunks: int, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """The finished chunks of a rung in order, one at a time."""
-        for chunk in range(num_chunks):
-            yield pq.read_table(self.part(rung, chunk), columns=columns)
 
-    def merge(self, tables: Iterator[pa.Table], facts: Mapping[str, Any]) -> Path:
-        """Writes all rows into one file, a row group per table, and drops the parts."""
-        schema = self.schema.with_metadata({"nestpipe": json.dumps(dict(facts))})
-        with atomic_file(self.results) as file, pq.ParquetWriter(file, schema) as writer:
-            for table in tables:
-                writer.write_table(table.cast(schema))
-        for part in (self.folder / "parts").glob("*.parquet"):
-            part.unlink(missing_ok=True)
-        return self.results
+@contextmanager
+def opened(folder: Path | None, columns: Mapping[str, type], facts: Mapping[str, Any]) -> Iterator[Store]:
+    """The store of a sweep in a folder, new or to be continued; in memory if there is no folder.
+
+    Args:
+        folder: made if need be.
+        columns: of the results, with their types.
+        facts: what is swept, with the `digest` of everything that the results depend on.
+
+    Raises:
+        NestPipeError: if the folder cannot be written, holds something else, or is in use.
+    """
+    path = "" if folder is None else folder / "sweep.sqlite"
+    try:
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            if not Path(path).is_file() and (folder / "results.parquet").exists():
+                raise NestPipeError(f"{folder}: holds results.parquet of something else; choose another --out")
+        with closing(sqlite3.connect(path or ":memory:", timeout=0.2)) as connection:
+            connection.execute("PRAGMA locking_mode = EXCLUSIVE")  # held until closed, or until the process is gone
+            connection.executescript("BEGIN EXCLUSIVE;" + _TABLES)
+            known = connection.execute("SELECT facts FROM sweep").fetchone()
+            if known is None:
+                connection.execute("INSERT INTO sweep VALUES (?)", (json.dumps(dict(facts)),))
+            elif (other := json.loads(known[0]))["digest"] != facts["digest"]:
+                raise NestPipeError(
+                    f"{folder}: holds a sweep of another scenario ({other['scenario']}, digest {other['digest']}, this "
+                    f"is {facts['digest']}); choose another --out"
+                )
+            connection.commit()
+            yield Store(connection=connection, columns=columns, facts=facts)
+    except sqlite3.OperationalError as error:
+        used = (
+            "; another sweep is using it: wait for that one, or" if "locked" in str(error) else "; free some space or"
+        )
+        raise NestPipeError(f"{path}: cannot be written: {error}{used} choose another --out") from None
+    except sqlite3.DatabaseError as error:
+        raise NestPipeError(f"{path}: not readable as a sweep: {error}; choose another --out") from None
+    except OSError as error:
+        raise NestPipeError(f"{folder}: cannot be written: {error.strerror or error}; choose another --out") from None

@@ -6,22 +6,23 @@ import hashlib
 import pickle
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
 import msgspec
 import pandas as pd
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nestpipe.base import CaseError
 from nestpipe.ir import show
 from sim.costs import ModelWorkload, TraceWorkload
-from sim.scenario import Evaluator, Grid, better, violations, with_keys_known
+from sim.scenario import Evaluator, Grid, Row, better, violations, with_keys_known
 from sim.sweep.backends import Backend, Chunk, backend
-from sim.sweep.store import Store, as_frame, schema_of
+from sim.sweep.store import Store, as_frame, columns_of, opened
 
 __all__ = ["Estimate", "digest", "estimate", "read_results", "sweep", "sweep_to"]
 
@@ -107,20 +108,9 @@ def sweep(grid: Grid, *, workers: int = 1, dask: str | None = None, progress: Pr
         dask: the address of a Dask scheduler to use instead.
         progress: told how many configurations of how many are done.
     """
-    tables: list[pa.Table] = []
-    packed = pickle.dumps(with_keys_known(grid))
-    with backend(workers, dask) as run:
-        for rung, (num, seeds) in enumerate(_rungs(grid, len(grid.chosen()))):
-            indices = grid.chosen() if rung == 0 else _survivors(grid, iter(tables), num)
-            chunks = _Chunks(indices=indices, rung=rung, seeds=seeds, size=_chunk_size(grid))
-            done: dict[int, pa.Table] = {}
-            for chunk, table in run(packed, iter(chunks)):
-                done[chunk.number] = table
-                if progress is not None:
-                    progress(sum(each.num_rows for each in done.values()), len(indices))
-            later = [done[number] for number in sorted(done)]
-            tables = later if rung == 0 else list(_overlaid(iter(tables), later))
-    return as_frame(pa.concat_tables(tables) if tables else schema_of(grid).empty_table())
+    with backend(workers, dask) as run, _store(None, grid) as store:
+        below = _evaluate(store, grid, run, progress)
+        return as_frame(store.table(below))
 
 
 def sweep_to(
@@ -129,55 +119,38 @@ def sweep_to(
     """The same into `folder`/results.parquet, in bounded memory; continues what an earlier run has begun.
 
     Raises:
-        NestPipeError: if the folder cannot be written or holds another sweep, or a worker fails.
+        NestPipeError: if the folder cannot be written, holds another sweep or is in use, or a worker fails.
     """
-    stamp = digest(grid)
-    facts = {"scenario": grid.scenario.scenario, "points": len(grid.chosen()), "nestpipe_digest": stamp}
+    results = folder / "results.parquet"
+    with backend(workers, dask) as run, _store(folder, grid) as store:
+        if not results.is_file():
+            store.write(results, _evaluate(store, grid, run, progress))
+    return results
+
+
+def _store(folder: Path | None, grid: Grid) -> AbstractContextManager[Store]:
+    facts = {"scenario": grid.scenario.scenario, "points": len(grid.chosen()), "digest": digest(grid)}
+    return opened(folder, columns_of(grid), facts)
+
+
+def _evaluate(store: Store, grid: Grid, run: Backend, progress: Progress | None) -> int:
+    """Evaluates what the store does not have; returns the number of rungs."""
     rungs = _rungs(grid, len(grid.chosen()))
-    with backend(workers, dask) as run:
-        size = _chunk_size(grid) if not (folder / "sweep.json").is_file() else 1
-        store = Store.open(folder, schema_of(grid), digest=stamp, facts=facts, chunk_size=size)
-        if store.results.is_file():
-            return store.results
-        merged: list[int] = []
-        for rung, (num, seeds) in enumerate(rungs):
-            indices = grid.chosen() if rung == 0 else _survivors(grid, _all(store, merged), num)
-            chunks = _Chunks(indices=indices, rung=rung, seeds=seeds, size=store.chunk_size)
-            _fill(store, grid, chunks, run, progress)
-            merged.append(len(chunks))
-    return store.merge(_all(store, merged), facts)
+    packed, size = pickle.dumps(with_keys_known(grid)), _chunk_size(grid)
+    for rung, (num, seeds) in enumerate(rungs):
+        indices = grid.chosen() if rung == 0 else _survivors(grid, store.rows(below=rung), num)
+        for rows in run(packed, _chunks(store, indices, rung, seeds, size)):
+            store.add(rows)
+            if progress is not None:
+                progress(store.count(rung), len(indices))
+    return len(rungs)
 
 
-def _fill(store: Store, grid: Grid, chunks: _Chunks, run: Backend, progress: Progress | None) -> None:
-    """Evaluates the chunks of a rung that the store does not have."""
-    rung = chunks.rung
-    finished = sum(len(chunks[i].indices) for i in range(len(chunks)) if store.has(rung, i))
-    todo = (chunks[i] for i in range(len(chunks)) if not store.has(rung, i))
-    for chunk, table in run(pickle.dumps(with_keys_known(grid)), todo):
-        store.add(rung, chunk.number, table)
-        finished += table.num_rows
-        if progress is not None:
-            progress(finished, len(chunks.indices))
-
-
-def _all(store: Store, num_chunks: Sequence[int]) -> Iterator[pa.Table]:
-    """Every row of the first rung, replaced by the row of the highest rung that evaluated it."""
-    later = [table for rung in range(1, len(num_chunks)) for table in store.tables(rung, num_chunks[rung])]
-    yield from _overlaid(store.tables(0, num_chunks[0]), later)
-
-
-def _overlaid(first: Iterator[pa.Table], later: Sequence[pa.Table]) -> Iterator[pa.Table]:
-    """The tables with rows replaced by those of later rungs, by index; the last one wins."""
-    if not later:
-        yield from first
-        return
-    rows = {row["index"]: row for table in later for row in table.to_pylist()}
-    empty = True
-    for table in first:
-        empty = False
-        yield pa.Table.from_pylist([rows.get(row["index"], row) for row in table.to_pylist()], schema=table.schema)
-    if empty:
-        yield from later
+def _chunks(store: Store, indices: Sequence[int], rung: int, seeds: int | None, size: int) -> Iterator[Chunk]:
+    """The configurations that the store does not have, `size` at a time."""
+    todo = (index for index in indices if not store.has(rung, index))
+    while chosen := tuple(islice(todo, size)):
+        yield Chunk(rung, chosen, seeds)
 
 
 def _rungs(grid: Grid, num_points: int) -> list[tuple[int, int | None]]:
@@ -205,38 +178,18 @@ def _rungs(grid: Grid, num_points: int) -> list[tuple[int, int | None]]:
     return [(num_points, 0), (second, max(1, scenario.seeds // 4)), (third, None)]
 
 
-def _survivors(grid: Grid, tables: Iterator[pa.Table], num: int) -> tuple[int, ...]:
+def _survivors(grid: Grid, rows: Iterator[Row], num: int) -> tuple[int, ...]:
     """The indices of the `num` best rows of the highest rung so far, ascending: feasible ones first."""
     objective = grid.scenario.objective
     assert objective is not None
     scored = []
-    for table in tables:
-        for row in table.to_pylist():
-            if row["status"] == "ok":
-                broken = len(violations(row, grid.scenario))
-                scored.append((-row["rung"], broken, better(objective.metric, objective.minimise is not None, row)))
+    for row in rows:
+        if row["status"] == "ok":
+            broken = len(violations(row, grid.scenario))
+            scored.append((-row["rung"], broken, better(objective.metric, objective.minimise is not None, row)))
     highest = min((each[0] for each in scored), default=0)
     best = sorted(each for each in scored if each[0] == highest)[:num]
     return tuple(sorted(each[2][3] for each in best))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Chunks:
-    """The chunks of a rung, made when asked for."""
-
-    indices: Sequence[int]
-    rung: int
-    seeds: int | None
-    size: int
-
-    def __len__(self) -> int:
-        return -(-len(self.indices) // self.size)
-
-    def __getitem__(self, number: int) -> Chunk:
-        if number >= len(self):
-            raise IndexError(number)
-        start = number * self.size
-        return Chunk(number, self.rung, tuple(self.indices[start : start + self.size]), self.seeds)
 
 
 def _chunk_size(grid: Grid) -> int:

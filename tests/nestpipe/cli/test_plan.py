@@ -52,8 +52,7 @@ def test_plan_prints_the_recommendation_and_keeps_everything(tmp_path: Path) -> 
     ):
         assert words in text
     assert {entry.name for entry in out.iterdir()} == {
-        "sweep.json",
-        "parts",
+        "sweep.sqlite",
         "results.parquet",
         "plan.json",
         "front.png",

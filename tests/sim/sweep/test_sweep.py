@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from multiprocessing import get_context
 from pathlib import Path
 
 import pandas as pd
-import pyarrow.parquet as pq
 import pytest
 from pandas.testing import assert_frame_equal
 
@@ -58,15 +59,20 @@ def test_a_sweep_that_is_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
 
     with pytest.raises(StopError):
         sweep_to(tmp_path, found, progress=stop)
-    parts = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "parts").glob("*.parquet")}
-    assert parts
+    assert _num_rows(tmp_path) == max(seen)
     assert not (tmp_path / "results.parquet").exists()
     again: list[int] = []
     results = read_results(sweep_to(tmp_path, found, progress=lambda done, _: again.append(done)))
     assert min(again) > max(seen) or len(seen) == 1
     assert_frame_equal(results, whole)
-    assert not list((tmp_path / "parts").glob("*.parquet"))
+    assert _num_rows(tmp_path) == 0
     assert_frame_equal(read_results(sweep_to(tmp_path, found)), whole)
+
+
+def _num_rows(folder: Path) -> int:
+    """How many rows the store of a sweep that does not run holds."""
+    with closing(sqlite3.connect(folder / "sweep.sqlite")) as connection:
+        return int(connection.execute("SELECT count(*) FROM rows").fetchone()[0])
 
 
 def _runs(process: str) -> bool:
@@ -85,32 +91,33 @@ def test_a_killed_sweep_loses_only_what_was_running(tmp_path: Path) -> None:
         "from sim.scenario.grid import Grid; from sim.scenario.file import load_scenario\n"
         "from sim.sweep.sweep import sweep_to\n"
         "if __name__ == '__main__':\n"
-        "    sweep_to(Path(sys.argv[2]), Grid.of(load_scenario(sys.argv[1])), workers=2)\n"
+        "    sweep_to(Path(sys.argv[2]), Grid.of(load_scenario(sys.argv[1])), workers=2, "
+        "progress=lambda done, _: print(done, flush=True))\n"
     )
     out, script = tmp_path / "out", tmp_path / "run.py"
     script.write_text(code, encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen([sys.executable, str(script), str(path), str(out)], env=environment)
-    deadline = time.monotonic() + 60
-    while len(list(out.glob("parts/*.parquet"))) < 2 and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.02)
+    command = [sys.executable, str(script), str(path), str(out)]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    told = [process.stdout.readline() for _ in range(2)]
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     workers = children.read_text(encoding="utf-8").split() if children.exists() else []
     process.send_signal(signal.SIGKILL)
     process.wait()
+    process.stdout.close()
     deadline = time.monotonic() + 60
     while any(map(_runs, workers)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not [worker for worker in workers if _runs(worker)], "workers outlive their parent"
-    finished = {p.name: (p.stat().st_mtime_ns, pq.read_table(p).num_rows) for p in out.glob("parts/*.parquet")}
-    assert finished, "the sweep did not get to its second chunk"
+    finished = _num_rows(out)
+    assert finished >= int(told[-1])
     found = grid(text)
     kept: list[int] = []
     results = read_results(sweep_to(out, found, progress=lambda done, _: kept.append(done)))
     if kept:  # it may have been through already
-        assert kept[0] > sum(rows for _, rows in finished.values())
+        assert kept[0] > finished
     assert results["index"].tolist() == list(range(len(found)))
-    assert not list(out.glob("parts/*"))
 
 
 def test_an_interrupt_waits_while_a_process_starts_and_the_process_never_sees_it() -> None:
@@ -138,10 +145,10 @@ def test_a_process_whose_sweep_was_given_up_evaluates_nothing_more(monkeypatch: 
     monkeypatch.setattr("sim.sweep.backends._PACKED", [pickle.dumps(grid(PLAIN))])
     given_up, wanted = get_context("spawn").Pipe(duplex=False)
     monkeypatch.setattr("sim.sweep.backends._GIVEN_UP", [given_up])
-    chunk = Chunk(number=0, rung=0, indices=(0, 1), max_seeds=None)
-    assert _run(chunk).num_rows == 2
+    chunk = Chunk(rung=0, indices=(0, 1), max_seeds=None)
+    assert len(_run(chunk)) == 2
     wanted.close()
-    assert _run(chunk).num_rows == 0
+    assert _run(chunk) == []
     given_up.close()
 
 
@@ -150,6 +157,30 @@ def test_another_scenario_is_not_mixed_into_a_sweep(tmp_path: Path) -> None:
     with pytest.raises(NestPipeError, match="holds a sweep of another scenario"):
         sweep_to(tmp_path, grid(PLAIN, micro_batches=4))
     assert digest(grid(PLAIN)) == digest(grid(PLAIN)) != digest(grid(PLAIN, seed=1))
+
+
+def test_a_folder_that_a_running_sweep_uses_is_refused(tmp_path: Path) -> None:
+    told: list[int] = []
+
+    def second(done: int, _: int) -> None:
+        with pytest.raises(
+            NestPipeError, match="another sweep is using it: wait for that one, or choose another --out"
+        ):
+            sweep_to(tmp_path, grid(PLAIN))
+        told.append(done)
+
+    results = read_results(sweep_to(tmp_path, grid(PLAIN), progress=second))
+    assert told
+    assert len(results) == len(grid(PLAIN))
+
+
+@pytest.mark.parametrize("name", ["sweep.sqlite", "results.parquet"])
+def test_a_folder_of_something_else_is_refused_and_left_alone(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("something else " * 100, encoding="utf-8")
+    with pytest.raises(NestPipeError, match=r"(not readable as a sweep|of something else).*; choose another --out"):
+        sweep_to(tmp_path, grid(PLAIN))
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_text(encoding="utf-8") == "something else " * 100
 
 
 def test_an_unwritable_folder_is_named_and_nothing_is_left(tmp_path: Path) -> None:
