@@ -15,8 +15,9 @@ from nestpipe.base import TraceError, ns_to_us, us_to_ns
 from traces.formats.collective_json import read_json
 from traces.formats.collective_tables import read_csv
 from traces.formats.format import Found, Head, Options
-from traces.formats.measurement import Given, Measurement, frame_of, measurement, printed
-from traces.formats.nccl_text import infer_collective, infer_world_size, parse_text, sections
+from traces.formats.log_inference import infer_collective, infer_world_size
+from traces.formats.measurement import FAILED_CHECK, Given, Measurement, frame_of, measurement, printed
+from traces.formats.nccl_text import parse_text, sections
 from traces.formats.phases import KIND_OF_COLLECTIVE, kind_name
 from traces.formats.reading import read_head, read_text, text_lines
 
@@ -112,14 +113,16 @@ def _read_text_log(given: Given, text: str) -> tuple[list[Measurement], float | 
     how, world_size = "given", given.world_size
     if world_size is None:
         world_size, how = infer_world_size(path, name, header, rows, hint)
-    source = given.source("" if how == "printed" else f"world size: {how}")
+    note = "" if how == "printed" else f"world size: {how}"
+    if header.num_failed and not any(row.failed for row in rows):
+        note = "; ".join(part for part in (note, f"{FAILED_CHECK}: {header.num_failed} out of bounds") if part)
     return [
         measurement(
             name,
             world_size,
             row.size_bytes,
             us_to_ns(row.time_us),
-            source,
+            given.source(note, row.failed),
             dtype=row.dtype,
             in_place=row.in_place,
             algbw=printed(row.algbw),
@@ -142,7 +145,20 @@ def _parquet_as_csv(path: str) -> str:
 def summarise(trace: tuple[str, pd.DataFrame]) -> Found:
     """One measured exchange a row, and a summary for each collective, world size and element type."""
     name, frame = trace
-    return Found(rows=_rows(frame), section="collective_logs", summaries=_summaries(name, frame))
+    return Found(
+        rows=_rows(frame), section="collective_logs", summaries=_summaries(name, frame), notes=_notes(name, frame)
+    )
+
+
+def _notes(path: str, frame: pd.DataFrame) -> list[str]:
+    failed = frame.loc[frame["source"].str.contains(FAILED_CHECK, regex=False), "source"]
+    if failed.empty:
+        return []
+    shown = str(failed.iloc[0]).rpartition(f"{FAILED_CHECK}: ")[2].rstrip(")")
+    return [
+        f"{path}: the results of {len(failed)} of {len(frame)} rows failed the benchmark's own check ({shown}); their "
+        "times are those of a wrong exchange"
+    ]
 
 
 def _rows(frame: pd.DataFrame) -> list[dict[str, Any]]:

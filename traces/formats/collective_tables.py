@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from nestpipe.base import TraceError, ms_to_ns, us_to_ns
@@ -76,6 +76,15 @@ _CSV_READERS: tuple[tuple[set[str], Callable[[Given, int, Mapping[str, Any]], li
 )
 
 
+def _records(text: str) -> Iterator[tuple[int, dict[str, str]]]:
+    """The number of the line and the cells by column, without the blanks that some tools put around both."""
+    table = csv.reader(io.StringIO(text.lstrip()), skipinitialspace=True)
+    names = [name.strip().strip('"') for name in next(table)]
+    for cells in table:
+        if any(cell.strip().strip('"') for cell in cells):
+            yield table.line_num, dict(zip(names, (cell.strip().strip('"') for cell in cells), strict=False))
+
+
 def read_csv(given: Given, text: str) -> list[Measurement] | None:
     """The rows of a CSV table; `None` if the first line is not a known header.
 
@@ -85,12 +94,11 @@ def read_csv(given: Given, text: str) -> list[Measurement] | None:
     first = text.lstrip().partition("\n")[0]
     names = {name.strip().strip('"') for name in first.split(",")}
     if {"size", "time", "busBw"} <= names:
-        return read_records(given, list(csv.DictReader(io.StringIO(text.lstrip()))))
+        return read_records(given, [record for _, record in _records(text)])
     for wanted, reader in _CSV_READERS:
         if wanted <= names:
             rows: list[Measurement] = []
-            table = csv.DictReader(io.StringIO(text.lstrip()), skipinitialspace=True)
-            for record in table:
-                rows.extend(reader(given, table.line_num, record))
+            for line, record in _records(text):
+                rows.extend(reader(given, line, record))
             return rows
     return None

@@ -83,6 +83,7 @@ class Found:
         rows: of the trace table.
         section: the part of the import's summary that `summaries` belong to.
         summaries: JSON-ready.
+        notes: what the reader of the numbers must know, with the file's name.
         trace: a rank's trace that is put together with those of the other ranks (`traces.formats.ranks`) once all
             files are read; rows and summary are made then.
     """
@@ -91,6 +92,7 @@ class Found:
     rows: TraceTable | Sequence[Mapping[str, Any]] = ()
     section: str = "ranks"
     summaries: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     trace: object = None
 
 

@@ -65,6 +65,7 @@ class _Import:
     sections: dict[str, list[dict[str, Any]]] = field(default_factory=lambda: {"ranks": []})
     files: list[dict[str, Any]] = field(default_factory=list)
     refused: list[dict[str, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     sources: list[SourceFile] = field(default_factory=list)
 
 
@@ -132,6 +133,7 @@ def _read(state: _Import, path: Path, options: Options) -> None:
         state.traces.append(found.trace)
     if found.summaries:
         state.sections.setdefault(found.section, []).extend(found.summaries)
+    state.notes.extend(found.notes)
     state.sources.append(source)
     state.files.append({"file": name, "format": kind.name, "rank": found.rank, "sha256": source.sha256})
 
@@ -194,6 +196,7 @@ def _import(
         reasons = "; ".join(refused["reason"] for refused in state.refused[:3])
         raise TraceError(f"nothing could be imported: {reasons}")
     together = put_together(state.traces)
+    together.coverage["notes"] += state.notes
     files = (*(file for inner in state.tables for file in inner.files), *state.sources)
     ranks = [*state.sections.pop("ranks"), *together.ranks]
     summary: dict[str, Any] = {

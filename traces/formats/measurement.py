@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -13,8 +14,18 @@ from traces.formats.nccl_text import bus_factor, collective_name
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["COLLECTIVE_COLUMNS", "Given", "Measurement", "frame_of", "gigabytes", "measurement", "printed"]
+__all__ = [
+    "COLLECTIVE_COLUMNS",
+    "FAILED_CHECK",
+    "Given",
+    "Measurement",
+    "frame_of",
+    "gigabytes",
+    "measurement",
+    "printed",
+]
 
+FAILED_CHECK = "check failed"
 GIGA = 1e9  # nccl-tests' GB
 
 
@@ -26,12 +37,23 @@ class Given(NamedTuple):
     world_size: int | None
 
     def named(self, text: str) -> str | None:
-        """The collective that the caller, else this text, else the file's name states."""
-        return self.collective or collective_name(text) or collective_name(Path(self.path).name)
+        """The collective that the caller, else this text, else the file's name states; a text of another is none."""
+        names_another = re.search(r"_perf\b|^\w+$", text.strip()) is not None
+        return (
+            self.collective
+            or collective_name(text)
+            or (None if names_another else collective_name(Path(self.path).name))
+        )
 
-    def source(self, note: str = "") -> str:
-        """The provenance of a row."""
-        return f"measured: {Path(self.path).name}" + (f" ({note})" if note else "")
+    def source(self, note: str = "", failed: str = "") -> str:
+        """The provenance of a row; `failed` is what the check of its results found."""
+        notes = "; ".join(part for part in (note, f"{FAILED_CHECK}: {failed}" if failed else "") if part)
+        return f"measured: {Path(self.path).name}" + (f" ({notes})" if notes else "")
+
+    def wrong(self, value: object) -> str:
+        """What a count of wrong values says of the check, as `source` takes it."""
+        number = printed(value)
+        return f"{number:g} values wrong" if number else ""
 
 
 class Measurement(NamedTuple):

@@ -6,7 +6,6 @@ rank), `doc/PERFORMANCE.md` (bus factors); HCCL performance tester, result descr
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -16,12 +15,11 @@ from traces.formats.phases import known_collective
 
 __all__ = [
     "BUS_FACTORS",
+    "LogHeader",
     "LogRow",
     "bare",
     "bus_factor",
     "collective_name",
-    "infer_collective",
-    "infer_world_size",
     "parse_text",
 ]
 
@@ -40,6 +38,7 @@ BUS_FACTORS: dict[str, float | None] = {
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$")
 _RANK_LINE = re.compile(r"^#?\s*Rank\s+(\d+)\s+.*\bdevice\b", re.IGNORECASE)
+_FAILED = re.compile(r"Out of bounds values\s*:\s*(\d+)\s*FAILED", re.IGNORECASE)
 _AVERAGE = re.compile(r"Avg bus bandwidth\s*:\s*([0-9.eE+-]+)", re.IGNORECASE)
 _START = re.compile(r"Collective test starting:\s*(\S+)", re.IGNORECASE)
 
@@ -66,7 +65,11 @@ def bare(line: str) -> str:
 
 
 class LogRow(NamedTuple):
-    """One line of a log and one placement of it; bandwidths in GB/s (10^9) as printed, `None` where not."""
+    """One line of a log and one placement of it; bandwidths in GB/s (10^9) as printed, `None` where not.
+
+    `root` is the printed root rank, -1 where the collective has none, `None` where it is not printed; `failed` says
+    what the check of the results found wrong.
+    """
 
     line: int
     size_bytes: int
@@ -77,14 +80,17 @@ class LogRow(NamedTuple):
     busbw: str | None
     in_place: bool
     checked: bool
+    root: int | None = None
+    failed: str = ""
 
 
 class LogHeader(NamedTuple):
-    """What the lines around the rows state: test program, ranks, average bus bandwidth in bytes/s."""
+    """What the lines around the rows state: test program, ranks, average bus bandwidth in bytes/s, failed checks."""
 
     test: str | None
     num_ranks: int | None
     average_busbw: float | None
+    num_failed: int = 0
 
 
 def bus_factor(collective: str, world_size: int) -> float:
@@ -113,24 +119,26 @@ def _is_number(token: str) -> bool:
     return _NUMBER.match(token) is not None or token.lower() in ("nan", "inf")
 
 
-def _header_shape(line: str) -> tuple[bool, int] | None:
-    """Whether there is a `root` column and how many columns a placement has, if `line` is the column header."""
+def _header_shape(line: str) -> tuple[bool, int, bool] | None:
+    """If `line` is the column header: is there a `root` column, how many columns has a placement, is one `#wrong`."""
     words = re.sub(r"\([^)]*\)", "", line.lstrip("#")).split()
     if len(words) < 6 or words[0] != "size" or "time" not in words:
         return None
     first = words.index("time")
     rest = words[first + 1 :]
     width = rest.index("time") + 1 if "time" in rest else len(rest) + 1
-    return "root" in words[:first], width
+    return "root" in words[:first], width, "#wrong" in rest
 
 
-def _row(path: str, number: int, tokens: list[str], has_root: bool, width: int) -> list[LogRow]:
+def _row(path: str, number: int, tokens: list[str], shape: tuple[bool, int, bool]) -> list[LogRow]:
+    has_root, width, counts_wrong = shape
     size, dtype, rest = int(tokens[0]), tokens[2], tokens[3:]
     redop = ""
     if rest and not _is_number(rest[0]) and rest[0] != "N/A":
         redop, rest = rest[0], rest[1:]
+    root: int | None = None
     if has_root and rest:
-        rest = rest[1:]
+        root, rest = int(rest[0]) if re.fullmatch(r"-?\d{1,9}", rest[0]) else None, rest[1:]
     rows: list[LogRow] = []
     for placement in range(2):
         cells = rest[placement * width : placement * width + width]
@@ -144,7 +152,10 @@ def _row(path: str, number: int, tokens: list[str], has_root: bool, width: int) 
                 f"{path}: line {number}: a size of {size} B in {cells[0]} us is invalid; is the line damaged?"
             )
         checked = len(cells) > 3 and cells[3] != "N/A"
-        rows.append(LogRow(number, size, dtype, redop, time_us, cells[1], cells[2], placement == 1, checked))
+        failed = f"{cells[3]} values wrong" if checked and counts_wrong and cells[3].strip("0") else ""
+        rows.append(
+            LogRow(number, size, dtype, redop, time_us, cells[1], cells[2], placement == 1, checked, root, failed)
+        )
     if not rows:
         raise TraceError(
             f"{path}: line {number}: expected size, count, type, [redop, root], then time, algbw and busbw, "
@@ -213,7 +224,8 @@ def _hccl_row(path: str, number: int, cells: list[str], columns: _HcclColumns) -
             "or of 1024 and the bandwidth does not tell; give bytes"
         )
     shown = bandwidth if columns.bandwidth_gb == 1 else repr(gb)
-    return LogRow(number, int(sizes[0]), "", "", time_us, shown, None, False, cells[-1] == "success")
+    failed = "" if "fail" not in " ".join(cells).lower() else "results wrong"
+    return LogRow(number, int(sizes[0]), "", "", time_us, shown, None, False, "success" in cells, None, failed)
 
 
 def sections(lines: Iterable[tuple[int, str]]) -> list[list[tuple[int, str]]]:
@@ -239,7 +251,8 @@ def parse_text(path: str, lines: Iterable[tuple[int, str]]) -> tuple[LogHeader, 
     """
     test: str | None = None
     ranks: set[int] = set()
-    has_root, width = True, 4
+    columns = (True, 4, False)
+    num_failed = 0
     hccl: _HcclColumns | None = None
     average = None
     rows: list[LogRow] = []
@@ -249,10 +262,12 @@ def parse_text(path: str, lines: Iterable[tuple[int, str]]) -> tuple[LogHeader, 
             ranks.add(int(rank[1]))
         elif found := _AVERAGE.search(text):
             average = float(found[1]) if _NUMBER.match(found[1]) and float(found[1]) < 1e9 else None
+        elif failed := _FAILED.search(text):
+            num_failed = int(failed[1][:18])
         elif start := _START.search(text):
             test = start[1]
         elif shape := _header_shape(text):
-            has_root, width = shape
+            columns = shape
         elif re.search(r"data_size\s*\(", text):
             hccl = _hccl_columns(path, number, text)
         elif "|" in text or hccl is not None:
@@ -262,97 +277,8 @@ def parse_text(path: str, lines: Iterable[tuple[int, str]]) -> tuple[LogHeader, 
         else:
             tokens = text.split()
             if len(tokens) >= 3 and tokens[0].isdigit() and tokens[1].isdigit() and not _is_number(tokens[2]):
-                rows.extend(_row(path, number, tokens, has_root, width))
-    header = LogHeader(test, max(ranks) + 1 if ranks else None, None if average is None else round(average * 1e9))
-    return header, [row for row in rows if row.size_bytes > 0]
-
-
-def _printed_range(text: str) -> tuple[float, float]:
-    decimals = len(text.split(".")[1]) if "." in text and "e" not in text.lower() else 0
-    half = 0.5 * 10.0**-decimals
-    return float(text) - half, float(text) + half
-
-
-def factor_range(rows: Iterable[LogRow]) -> tuple[float, float] | None:
-    """Between what busbw / algbw must lie for all rows, given that both were rounded when printed."""
-    low, high, seen = 0.0, 2.0, False
-    for row in rows:
-        if row.algbw is None or row.busbw is None or not float(row.algbw) >= 5 or not math.isfinite(float(row.algbw)):
-            continue
-        (alg_low, alg_high), (bus_low, bus_high) = _printed_range(row.algbw), _printed_range(row.busbw)
-        low, high, seen = max(low, bus_low / alg_high), min(high, bus_high / alg_low), True
-    return (low, high) if seen and low <= high else None
-
-
-_NAME_IT = "name it in the file's name, such as all_gather.log (in Python: collective=)"
-
-
-def infer_collective(path: str, header: LogHeader, rows: list[LogRow], hint: str) -> str:
-    """The collective that a log measured: as stated, else one its bandwidths allow, chosen by the file name (`hint`).
-
-    Raises:
-        TraceError: several are possible.
-    """
-    if header.test and (named := collective_name(header.test)):
-        return named
-    named = collective_name(hint)
-    bounds = factor_range(rows)
-    if bounds is None:
-        if named:
-            return named
-        raise TraceError(f"{path}: the log does not say which collective it measured; {_NAME_IT}")
-    reduces = any(row.redop not in ("", "none") for row in rows)
-    names: tuple[str, ...]
-    if reduces:
-        names = ("all_reduce", "reduce_scatter", "reduce", "send_recv")
-    else:
-        names = ("all_to_all", "all_gather", "gather", "scatter", "broadcast", "send_recv")
-    possible = [name for name in names if _allows(name, bounds)]
-    if named in possible:
-        return named
-    if possible[:2] == ["all_to_all", "all_gather"] and not any(row.checked for row in rows if row.in_place):
-        return "all_to_all"  # nccl-tests has no in-place check for it and for no other of these
-    if len(possible) == 1:
-        return possible[0]
-    choices = ", ".join(possible) or "none of those known"
-    raise TraceError(f"{path}: busbw/algbw allows {choices}; {_NAME_IT}")
-
-
-def _allows(name: str, bounds: tuple[float, float]) -> bool:
-    low, high = bounds
-    weight = BUS_FACTORS[name]
-    if weight is None:
-        return low <= 1 <= high
-    # a group has at least two ranks, so the factor lies between weight / 2 and weight
-    return high >= weight / 2 and low < weight
-
-
-def infer_world_size(path: str, collective: str, header: LogHeader, rows: list[LogRow], hint: str) -> tuple[int, str]:
-    """Ranks that took part, and how that is known: printed, by the file's name, or from busbw/algbw.
-
-    The factor that the program itself applied outranks what a header or a name claims.
-
-    Raises:
-        TraceError: unknown.
-    """
-    claims = [(header.num_ranks, "printed")] if header.num_ranks else []
-    claims += [
-        (int(number), "file name") for number in re.findall(r"(?<![a-z])(\d+)(?=[_-]?(?:gpu|npu|rank|device))", hint)
+                rows.extend(_row(path, number, tokens, columns))
+    busbw = None if average is None else round(average * 1e9)
+    return LogHeader(test, max(ranks) + 1 if ranks else None, busbw, num_failed), [
+        row for row in rows if row.size_bytes > 0
     ]
-    claims += [(int(number), "file name") for number in re.findall(r"[a-z]\d+x(\d+)(?![0-9])", hint)]
-    claims = [(number, how) for number, how in claims if number and number >= 2]
-    bounds, weight = factor_range(rows), BUS_FACTORS[collective]
-    if bounds is None or weight is None:
-        if claims:
-            number, how = claims[0]
-            return int(number), how
-        raise TraceError(f"{path}: the log does not say how many ranks took part; pass world_size=")
-    low = max(2, math.ceil(weight / (weight - min(bounds[0], weight * (1 - 1e-9))) - 1e-9))
-    high = math.floor(weight / (weight - bounds[1]) + 1e-9) if bounds[1] < weight else math.inf
-    for number, how in claims:
-        if number and low <= number <= high:
-            return number, how
-    if low > high:
-        raise TraceError(f"{path}: no number of ranks gives the printed busbw/algbw for {collective}; pass world_size=")
-    powers = [2**k for k in range(1, 24) if low <= 2**k <= high]
-    return (powers[0] if powers else low), "inferred from busbw/algbw"

@@ -9,11 +9,12 @@ import pandas as pd
 import pytest
 
 from nestpipe.base.errors import TraceError
+from tests.paths import INPUTS
 from tests.traces.formats.samples import HCCL_OTHER_UNITS, HCCL_TEXT, NCCL_TEXT, nccl_json
 from traces.formats.bus_ratios import read_bus_ratios
 from traces.formats.collective_logs import read_collective_log
 from traces.formats.dtypes import element_bytes
-from traces.formats.importing import detect
+from traces.formats.importing import detect, import_traces
 from traces.formats.measurement import COLLECTIVE_COLUMNS
 from traces.formats.nccl_text import bus_factor
 
@@ -61,15 +62,16 @@ def test_real_log_gives_the_published_figures(shared_data: Path, name: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("name", "collective"),
-    [("nccl_a100x8_reducescatter", "reduce_scatter"), ("oci_gb200_alltoall_192gpu_3racks", "all_to_all")],
+    ("name", "collective", "ranks"),
+    [("nccl_a100x8_reducescatter", "reduce_scatter", 8), ("oci_gb200_alltoall_192gpu_3racks", "all_to_all", 192)],
 )
 def test_collective_is_found_without_the_file_name(
-    shared_data: Path, tmp_path: Path, name: str, collective: str
+    shared_data: Path, tmp_path: Path, name: str, collective: str, ranks: int
 ) -> None:
     text = (shared_data / "real" / "collectives" / f"{name}.log").read_text(encoding="utf-8")
-    frame = read_collective_log(write(tmp_path, text))
+    frame = read_collective_log(write(tmp_path, text, f"{ranks}gpu.log"))
     assert set(frame["collective"]) == {collective}
+    assert set(frame["world_size"]) == {ranks}
 
 
 def test_rows_of_a_text_log_keep_time_and_printed_bandwidth(tmp_path: Path) -> None:
@@ -88,21 +90,85 @@ def test_rows_of_a_text_log_keep_time_and_printed_bandwidth(tmp_path: Path) -> N
     assert frame["algbw_bytes_per_s"].iloc[2] == 134_220_000_000
 
 
-def test_busbw_over_algbw_outranks_the_header(tmp_path: Path) -> None:
-    # the program computed busbw with the ranks it really had: 1.96875 = 2 * 63 / 64
+def _of_64_ranks() -> str:
+    """An all_reduce whose program computed busbw with 64 ranks: 1.96875 = 2 * 63 / 64."""
     text = NCCL_TEXT.replace("alltoall_perf", "all_reduce_perf").replace("134.22   67.11", "134.22  264.25")
-    text = text.replace("122.02   61.01", "122.02  240.23")
-    frame = read_collective_log(write(tmp_path, text))
+    return text.replace("122.02   61.01", "122.02  240.23")
+
+
+def test_a_device_list_that_the_bandwidths_contradict_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=r"list of devices has 2 ranks, but busbw/algbw of all_reduce is that of 64;"):
+        read_collective_log(write(tmp_path, _of_64_ranks()))
+
+
+def test_ranks_are_inferred_only_where_one_number_fits(tmp_path: Path) -> None:
+    lines = [line for line in _of_64_ranks().splitlines() if "device" not in line]
+    frame = read_collective_log(write(tmp_path, "\n".join(lines)))
     assert set(frame["world_size"]) == {64}
     assert frame["source"].str.contains("inferred").all()
+    # of 100 ranks and more the printed digits tell several powers of two
+    text = "\n".join(lines).replace("264.25", "268.44").replace("240.23", "244.04")
+    with pytest.raises(TraceError, match=r"allows \d+ or more ranks; write the number into the file's name"):
+        read_collective_log(write(tmp_path, text))
+    assert set(read_collective_log(write(tmp_path, text, "x_32768gpu.log"))["world_size"]) == {32768}
 
 
 def test_a_log_that_could_be_several_collectives_is_refused(tmp_path: Path) -> None:
     text = "\n".join(line.replace("N/A", "0") for line in NCCL_TEXT.splitlines() if "starting" not in line)
     path = write(tmp_path, text)
-    with pytest.raises(TraceError, match=r"all_to_all, all_gather, gather, scatter; name it in the file's name"):
+    with pytest.raises(TraceError, match=r"allows all_to_all, all_gather; name it in the file's name"):
         read_collective_log(path)
     assert set(read_collective_log(path, collective="all_gather")["collective"]) == {"all_gather"}
+    # the root column tells the collectives that have a root
+    with pytest.raises(TraceError, match=r"allows gather, scatter; name it in the file's name"):
+        read_collective_log(write(tmp_path, text.replace("none      -1", "none       0")))
+    # without checks and without a root nothing tells
+    with pytest.raises(TraceError, match=r"allows all_to_all, all_gather, gather, scatter; name it"):
+        read_collective_log(INPUTS / "import-nccl-unnamed.log")
+
+
+def test_a_test_of_no_known_collective_is_not_taken_for_another(tmp_path: Path) -> None:
+    path = INPUTS / "import-hypercube.log"
+    with pytest.raises(TraceError, match=r"the log says that it is of hypercube_perf, which measures none of"):
+        read_collective_log(path)
+    with pytest.raises(TraceError, match="hypercube_perf"):
+        read_collective_log(write(tmp_path, path.read_text(encoding="utf-8"), "alltoall_8gpu.log"))
+    document = {**nccl_json(), "args": ["./build/hypercube_perf"]}
+    with pytest.raises(TraceError, match="must name the test program"):
+        read_collective_log(write(tmp_path, json.dumps(document), "all_reduce.json"))
+    record = {"name": "HyperCube", "ranks": 8, "size": 4096, "time": 9.5, "algBw": 1, "busBw": 1}
+    with pytest.raises(TraceError, match="name must name the collective, got 'HyperCube'"):
+        read_collective_log(write(tmp_path, json.dumps([record]), "all_reduce.json"))
+
+
+def test_failed_checks_are_noted_and_stand_at_their_rows(tmp_path: Path) -> None:
+    path = INPUTS / "import-nccl-wrong-count.log"
+    frame = read_collective_log(path)
+    assert frame["source"].str.contains("check failed: 4096 values wrong").tolist() == [True, False, False, False]
+    (note,) = import_traces([path]).summary["coverage"]["notes"]
+    assert "1 of 4 rows failed the benchmark's own check (4096 values wrong)" in note
+    # a failure that is only in the last lines is one of all rows
+    text = path.read_text(encoding="utf-8").replace("9.18   4096", "9.18    N/A")
+    (note,) = import_traces([write(tmp_path, text, "a.log")]).summary["coverage"]["notes"]
+    assert "4 of 4 rows failed" in note
+    assert import_traces([write(tmp_path, NCCL_TEXT, "b.log")]).summary["coverage"]["notes"] == []
+    wrong = HCCL_TEXT.replace("| success", "| failed", 1)
+    (note,) = import_traces([write(tmp_path, wrong, "all_reduce_8npu.txt")]).summary["coverage"]["notes"]
+    assert "1 of 2 rows failed" in note
+    document = json.loads(json.dumps(nccl_json()).replace('"nwrong": null', '"nwrong": 7'))
+    (note,) = import_traces([write(tmp_path, json.dumps(document), "c.json")]).summary["coverage"]["notes"]
+    assert "2 of 2 rows failed the benchmark's own check (7 values wrong)" in note
+
+
+def test_blanks_around_the_cells_of_a_csv_are_no_part_of_them(tmp_path: Path) -> None:
+    path = INPUTS / "import-rccl-csv-spaces.csv"
+    row = ["all_to_all", 8, 1048576, 100_000, "float"]
+    names = ["collective", "world_size", "size_bytes", "time_ns", "dtype"]
+    assert read_collective_log(path)[names].values.tolist() == [row]
+    text = path.read_text(encoding="utf-8").replace(",", " ,\t") + "\n \n"
+    assert read_collective_log(write(tmp_path, text, "x.csv"))[names].values.tolist() == [row]
+    table = "num_gpus , message_size, op_name, latency, nccl_dtype\n 4, 128, all_gather, 0.005, half \n"
+    assert read_collective_log(write(tmp_path, table, "y.csv"))["size_bytes"].tolist() == [256]
 
 
 def test_hccl_text_needs_what_it_does_not_say(tmp_path: Path) -> None:
