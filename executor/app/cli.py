@@ -19,8 +19,9 @@ from typing import Any, Final
 
 import torch
 
-from executor.app.options import RunOptions, load_loop, make_trainer
+from executor.app.options import RunOptions
 from executor.app.session import Outputs, last_batch, train
+from executor.app.workload import load_loop, make_trainer
 from executor.options import Scope, option, read_options, terms
 from executor.runtime import ProcessGroups, Watchdog, join_world, latest, restore
 from nestpipe.base import ExecutorError, NestPipeError

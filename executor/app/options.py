@@ -1,4 +1,4 @@
-"""From plain options to a trainer: the presets of models and data that the command line offers."""
+"""Everything that a training run is made of, as options."""
 
 from __future__ import annotations
 
@@ -11,42 +11,15 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-import torch
-
 from executor.compute import EmulatedDevice
-from executor.data import (
-    Feature,
-    Int64,
-    KeyStreamSource,
-    Pooling,
-    SequenceSource,
-    Source,
-    SyntheticSource,
-    TableSpec,
-    cluster_by_keys,
-)
-from executor.models import DLRM, FuXiBlock, HSTUBlock, Model, SequenceModel
+from executor.data import DenseScale, Pooling
 from executor.options import Scope, option
-from executor.runtime import (
-    Delay,
-    ProcessGroups,
-    Settings,
-    Trainer,
-    Wrap,
-    delayed,
-    emulating,
-)
+from executor.runtime import Delay, Settings
 from nestpipe.base import ExecutorError
-from nestpipe.checks import require_safe
-from nestpipe.ir import Loop, show, with_micro_batches
+from nestpipe.ir import show
 from nestpipe.schedules import load
-from traces.keys import KeyStream, detect_layout, read_keys, zipf_ranks
 
-__all__ = ["ModelKind", "RunOptions", "load_loop", "make_trainer", "user_sequences"]
-
-
-_SEQUENCE_COLUMNS: Final = (("userId", "movieId", "timestamp"), ("user_id", "video_id", "time_ms"))
+__all__ = ["IdKind", "ModelKind", "RunOptions"]
 
 
 class ModelKind(StrEnum):
@@ -78,6 +51,10 @@ def _widths(text: str) -> tuple[int, ...]:
     if not all(part.strip().isdigit() and int(part) > 0 for part in text.split(",")):
         raise ExecutorError(f"--hidden must be positive widths such as 64 or 256,64, got {text!r}")
     return tuple(int(part) for part in text.split(","))
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, (part.strip() for part in text.split(","))))
 
 
 def _delays(texts: Sequence[str]) -> tuple[Delay, ...]:
@@ -140,6 +117,16 @@ class RunOptions(Settings):
     ids: IdKind | None = option(
         None, "How a DLRM's keys become rows; strict for a file and hash for generated keys if not given.", group=_DATA
     )
+    label: str | None = option(
+        None, "Label column of the file, of 0 and 1 or NAME>=NUMBER; by its name if not given.", group=_DATA
+    )
+    dense: tuple[str, ...] | None = option(
+        None, "Dense columns of the file, comma-separated; by their names if not given.", group=_DATA, parse=_names
+    )
+    sparse: tuple[str, ...] | None = option(
+        None, "Key columns of the file, comma-separated; by their names if not given.", group=_DATA, parse=_names
+    )
+    dense_scale: DenseScale = option(DenseScale.LOG, "Of the file's dense values.", group=_DATA)
     batch_size: int = option(256, "Samples per rank and batch.", group=_DATA, flag="--batch")
     epochs: int = option(1, "Passes over the sequences of a file.", group=_DATA, scope=Scope.RUN)
     exponent: float = option(1.05, "Zipf exponent of generated keys.", group=_DATA)
@@ -174,6 +161,9 @@ class RunOptions(Settings):
             raise ExecutorError(f"max_length must be at least 2 (one item and its target), got {self.max_length}")
         if self.model != ModelKind.DLRM and self.dim % self.heads:
             raise ExecutorError(f"dim {self.dim} must be a multiple of heads {self.heads}")
+        columns = [name for name in ("label", "dense", "sparse") if getattr(self, name) is not None]
+        if columns and (self.data is None or self.model != ModelKind.DLRM):
+            raise ExecutorError(f"{', '.join(columns)}: only a DLRM on --data takes columns of a file")
         if self.weighted and self.data is not None:
             raise ExecutorError("key files hold no weights; give --weighted with generated data only")
         if not 0 < self.mean_length < math.inf:
@@ -182,139 +172,3 @@ class RunOptions(Settings):
             raise ExecutorError(f"exponent must be a number that is not negative, got {self.exponent}")
         if self.allow_staleness < 0:
             raise ExecutorError(f"allow_staleness must not be negative, got {self.allow_staleness}")
-
-
-def load_loop(options: RunOptions) -> Loop:
-    """The schedule with its micro-batches, checked unless the options say otherwise.
-
-    Raises:
-        ScheduleError: if the schedule is unknown, malformed, or not safe at the allowed staleness.
-    """
-    loop = load(options.schedule)
-    if options.micro_batches is not None:
-        loop = with_micro_batches(loop, options.micro_batches)
-    if not options.unchecked:
-        require_safe(loop, allow_staleness=options.allow_staleness)
-    return loop
-
-
-def make_trainer(world: ProcessGroups, options: RunOptions, loop: Loop | None = None) -> Trainer:
-    """A trainer for the options on this rank.
-
-    Args:
-        world: the ranks.
-        options: what to run.
-        loop: instead of the named schedule, unchecked.
-    """
-    loop = load_loop(options) if loop is None else loop
-    source, model = _sequence_run(options) if options.model != ModelKind.DLRM else _dlrm_run(options)
-    wraps: list[Wrap] = []
-    if options.emulated is not None:
-        wraps.append(emulating(options.emulated))
-    if options.delays:
-        wraps.append(delayed(options.delays))
-    return Trainer(
-        world, loop, model, source, options, cluster=cluster_by_keys if options.cluster else None, wraps=wraps
-    )
-
-
-def _dlrm_run(options: RunOptions) -> tuple[Source, Model]:
-    source: Source
-    hashed = (options.ids or (IdKind.HASH if options.data is None else IdKind.STRICT)) == IdKind.HASH
-    if options.data is None:
-        names = tuple(f"f{index}" for index in range(options.num_tables))
-        source = SyntheticSource(
-            features=names,
-            batch_size=options.batch_size,
-            num_keys=10 * options.num_rows if hashed else options.num_rows,
-            exponent=options.exponent,
-            mean_length=options.mean_length,
-            weighted=options.weighted,
-            seed=options.seed,
-        )
-    else:
-        stream = read_keys(options.data)
-        names, source = stream.features, KeyStreamSource(stream=stream, batch_size=options.batch_size)
-        if not hashed:
-            _require_rows(stream, options)
-    tables = [TableSpec(name=name, num_rows=options.num_rows, dim=options.dim, hashed=hashed) for name in names]
-    features = [Feature(name=name, table=name, pooling=options.pooling, weighted=options.weighted) for name in names]
-    torch.manual_seed(options.seed)
-    return source, DLRM(tables, features, num_dense=4, hidden=options.hidden)
-
-
-def _require_rows(stream: KeyStream, options: RunOptions) -> None:
-    """Refuse a file with a key that is not a row: it would have to share the row of another."""
-    # keys are unsigned: a negative one is a very large one here
-    outside = np.flatnonzero(stream.values >= np.uint64(options.num_rows))
-    if len(outside):
-        bag = int(np.searchsorted(stream.offsets, outside[0], side="right")) - 1
-        sample, feature = divmod(bag, len(stream.features))
-        raise ExecutorError(
-            f"{options.data}: sample {sample}, feature {stream.features[feature]}: key "
-            f"{stream.values.view(np.int64)[outside[0]]} is not a row of a table of {options.num_rows}, nor are "
-            f"{len(outside) - 1} others of {len(stream.values)}; give more --num-rows, or --ids hash"
-        )
-
-
-def _sequence_run(options: RunOptions) -> tuple[Source, Model]:
-    if options.data is None:
-        sequences, num_items = _zipf_sequences(options), options.num_rows
-    else:
-        found, num_items = user_sequences(options.data)
-        sequences = tuple(items[:-1][-options.max_length :] for items in found if len(items) > 2)
-    source = SequenceSource(
-        sequences=sequences,
-        num_items=num_items,
-        batch_size=options.batch_size,
-        num_negatives=options.num_negatives,
-        epochs=options.epochs if options.data is not None else 1 << 30,
-        seed=options.seed,
-    )
-    table = TableSpec(name="item", num_rows=num_items, dim=options.dim, hashed=False)
-    torch.manual_seed(options.seed)
-    block = HSTUBlock if options.model == ModelKind.HSTU else FuXiBlock
-    model = SequenceModel(
-        block,
-        table,
-        layers=options.layers,
-        heads=options.heads,
-        max_length=options.max_length,
-        num_negatives=options.num_negatives,
-    )
-    return source, model
-
-
-def _zipf_sequences(options: RunOptions) -> tuple[Int64, ...]:
-    """Enough random histories of Zipf items for 64 batches of 8 ranks; later batches reshuffle them."""
-    rng = np.random.default_rng([options.seed, 2])
-    count = min(options.batch_size * 512, 65_536)
-    lengths = rng.integers(2, options.max_length + 1, size=count)
-    items = zipf_ranks(options.num_rows, options.exponent, int(lengths.sum()), rng).astype(np.int64)
-    return tuple(np.split(items, np.cumsum(lengths)[:-1]))
-
-
-def user_sequences(path: Path) -> tuple[tuple[Int64, ...], int]:
-    """Each user's items in time order, items renumbered from 0, and the number of items.
-
-    Args:
-        path: MovieLens ratings (userId, movieId, timestamp) or a KuaiRand log (user_id, video_id, time_ms).
-
-    Raises:
-        TraceError: if the file is missing or invalid.
-        ExecutorError: if it has neither set of columns.
-    """
-    columns = detect_layout(path).columns
-    known = next((names for names in _SEQUENCE_COLUMNS if set(names) <= set(columns)), None)
-    if known is None:
-        raise ExecutorError(
-            f"{path}: sequences need the columns {' or '.join(', '.join(names) for names in _SEQUENCE_COLUMNS)}; "
-            f"it has {', '.join(columns) or 'none'}"
-        )
-    user, item, moment = known
-    stream = read_keys(path, columns=(user, item), order_by=moment)
-    users = stream.values[0::2]
-    _, items = np.unique(stream.values[1::2], return_inverse=True)
-    order = np.argsort(users, kind="stable")
-    bounds = np.flatnonzero(np.diff(users[order])) + 1
-    return tuple(np.split(items[order].astype(np.int64), bounds)), int(items.max()) + 1

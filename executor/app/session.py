@@ -12,7 +12,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from executor.app.options import RunOptions
+import torch
+
+from executor.app.options import ModelKind, RunOptions
+from executor.models import AreaUnderCurve, area_under_curve
 from executor.options import Scope, option
 from executor.runtime import Trainer, counters, gather_timeline, save, state_digests
 from nestpipe.base import ExecutorError, ns_to_ms, ns_to_s
@@ -73,6 +76,9 @@ def train(trainer: Trainer, options: RunOptions, outputs: Outputs, end: int) -> 
     Raises:
         ExecutorError: if an op fails or writing a checkpoint does.
     """
+    curve = AreaUnderCurve(trainer.world.device)
+    if options.model == ModelKind.DLRM:
+        trainer.worker.on_predictions = lambda _, micro, logits: curve.add(logits, micro.labels)
     with _progress(trainer, end):
         while trainer.next_batch < end:
             # a program is unrolled whole; draining now and then bounds its memory
@@ -102,6 +108,8 @@ def train(trainer: Trainer, options: RunOptions, outputs: Outputs, end: int) -> 
         "emulated": emulated,
         "precision": dict.fromkeys(("rows", "grads", "dense"), options.comm_dtype.value),
         "losses": [None if math.isnan(loss) else loss for loss in trainer.losses()],
+        "auc": area_under_curve(torch.stack(world.gather(curve.counts.cpu())).sum(dim=0)),
+        "data": trainer.data,
         "step_times_ms": step_times_ms(timeline),
         "wall_s": ns_to_s(trainer.wall_ns),
         "bad_batches": worker.numerics.bad_batches,

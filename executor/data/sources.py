@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,10 @@ from nestpipe.base import split_evenly
 from traces.keys import KeyStream, mix64, zipf_ranks
 
 __all__ = ["KeyStreamSource", "SequenceSource", "SyntheticSource", "empty_batch"]
+
+# what stands in for columns that a key file does not have
+_SYNTHETIC_DENSE: Final = 4
+_SYNTHETIC_POSITIVE: Final = 0.3
 
 
 def empty_batch(features: tuple[str, ...], num_dense: int) -> RawBatch:
@@ -101,11 +105,18 @@ class KeyStreamSource:
 
     Dense values and labels that the file does not give are made from the sample's number, so that a model can be
     trained on keys alone.
+
+    Attributes:
+        stream: the keys.
+        batch_size: samples per rank and batch.
+        dense: float32 (samples, values), if the file gives them.
+        labels: float32 (samples,), if the file gives them.
+        start: the batch that begins at a position in samples.
     """
 
     stream: KeyStream
     batch_size: int
-    num_dense: int = 4
+    dense: npt.NDArray[np.float32] | None = None
     labels: npt.NDArray[np.float32] | None = None
     start: tuple[int, int] = (0, 0)
 
@@ -113,6 +124,11 @@ class KeyStreamSource:
     def features(self) -> tuple[str, ...]:
         """Names of the key columns."""
         return self.stream.features
+
+    @property
+    def num_dense(self) -> int:
+        """Dense values per sample."""
+        return _SYNTHETIC_DENSE if self.dense is None else self.dense.shape[1]
 
     def num_batches(self, rank: int, world_size: int) -> int:  # noqa: ARG002
         return self.start[0] + -(-(self.stream.num_samples - self.start[1]) // (self.batch_size * world_size))
@@ -137,17 +153,25 @@ class KeyStreamSource:
             name: Jagged(values=part.values[column == index].view(np.int64), lengths=lengths[index::width])
             for index, name in enumerate(part.features)
         }
-        samples = np.arange(first, first + size, dtype=np.uint64)
-        numbers: npt.NDArray[np.uint64] = samples[:, None] * np.uint64(self.num_dense + 1)
-        bits = mix64((numbers + np.arange(self.num_dense + 1, dtype=np.uint64)).astype(np.uint64))
-        unit = (bits >> np.uint64(40)).astype(np.float32) / np.float32(1 << 24)
-        labels = (unit[:, -1] < 0.3).astype(np.float32) if self.labels is None else self.labels[first : first + size]
+        unit = _made_up(first, size)
         return RawBatch(
             features=features,
-            dense=unit[:, :-1] * 2 - 1,
-            labels=labels,
+            dense=unit[:, :-1] * 2 - 1 if self.dense is None else self.dense[first : first + size],
+            labels=_labels(unit[:, -1]) if self.labels is None else self.labels[first : first + size],
             terms=np.ones(size, dtype=np.int64),
         )
+
+
+def _made_up(first: int, size: int) -> npt.NDArray[np.float32]:
+    """Numbers in 0 to 1 from the number of each sample: float32 (size, dense values and one for the label)."""
+    width = _SYNTHETIC_DENSE + 1
+    samples: npt.NDArray[np.uint64] = np.arange(first, first + size, dtype=np.uint64)[:, None] * np.uint64(width)
+    bits = mix64((samples + np.arange(width, dtype=np.uint64)).astype(np.uint64))
+    return (bits >> np.uint64(40)).astype(np.float32) / np.float32(1 << 24)
+
+
+def _labels(unit: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    return (unit < _SYNTHETIC_POSITIVE).astype(np.float32)
 
 
 def _share(begin: int, end: int, batch_size: int, rank: int, world_size: int) -> tuple[int, int]:

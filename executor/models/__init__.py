@@ -1,11 +1,13 @@
 """Models and optimisers in plain torch."""
 
 from executor.models.dlrm import DLRM, Model
+from executor.models.metrics import AreaUnderCurve, area_under_curve
 from executor.models.optimizers import DenseOptimizer, OptimizerKind, SparseOptimizer, sparse_optimizer
 from executor.models.sequence import FuXiBlock, HSTUBlock, SequenceModel, next_item_scores
 
 __all__ = [
     "DLRM",
+    "AreaUnderCurve",
     "DenseOptimizer",
     "FuXiBlock",
     "HSTUBlock",
@@ -13,6 +15,7 @@ __all__ = [
     "OptimizerKind",
     "SequenceModel",
     "SparseOptimizer",
+    "area_under_curve",
     "next_item_scores",
     "sparse_optimizer",
 ]

@@ -89,7 +89,7 @@ def forward(worker: Worker, op: Op) -> Cost:
             loss, predictions = worker.model.loss(rows, micro)
         worker.losses[batch].append(loss.detach())
         if worker.on_predictions is not None:
-            worker.on_predictions(batch, op.micro_batch or 0, predictions.detach())
+            worker.on_predictions(batch, micro, predictions.detach())
     slot.value = Activations(loss=loss, leaves=leaves)
     return Cost(keys=len(micro.ids))
 

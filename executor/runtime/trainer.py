@@ -6,12 +6,12 @@ import gc
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -87,6 +87,7 @@ class Trainer:
         settings: the rest.
         cluster: assigns samples to micro-batches; None for input order.
         wraps: wrappers of the op table, innermost first, such as injected delays.
+        data: what is to be said about the data in the result.
 
     Raises:
         ScheduleError: if the schedule has a kind of op without an implementation, or cuts the ranks in no known way.
@@ -103,6 +104,7 @@ class Trainer:
         *,
         cluster: Clustering | None = None,
         wraps: Sequence[Wrap] = (),
+        data: Mapping[str, Any] | None = None,
     ) -> None:
         self.world, self.loop, self.settings, self.wraps = world, loop, settings, tuple(wraps)
         require_implemented(loop)
@@ -136,6 +138,7 @@ class Trainer:
             loss_scale=settings.loss_scale,
         )
         self.next_batch = 0
+        self.data = dict(data or {})
         self.records: list[OpRecord] = []
         self.runtime: Runtime | None = None
         self.on_runtime: Callable[[Runtime], None] | None = None

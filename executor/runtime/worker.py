@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from executor.data import Clustering, HostStore, Layout, Source
+from executor.data import Clustering, HostStore, Layout, MicroBatch, Source
 from executor.models import DenseOptimizer, Model, SparseOptimizer
 from executor.runtime.buffers import Buffers
 from executor.runtime.groups import Communicator
@@ -26,7 +26,7 @@ class Worker:
 
     `first_batch` is added to the program's batches (which start at 0) to get the data position and the optimiser step.
     `losses[batch]` and `terms[batch]` are this rank's sum of the loss and the global number of its terms, by data
-    position.
+    position. `on_predictions` gets the batch, the micro-batch and what the model predicts before it learns from it.
     """
 
     rank: int
@@ -49,7 +49,7 @@ class Worker:
     communicators: Mapping[OpKind, Communicator] = field(default_factory=dict)
     losses: dict[int, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
     terms: dict[int, int] = field(default_factory=dict)
-    on_predictions: Callable[[int, int, Tensor], None] | None = None
+    on_predictions: Callable[[int, MicroBatch, Tensor], None] | None = None
     feature_groups: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:

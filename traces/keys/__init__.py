@@ -3,7 +3,7 @@
 from traces.keys.clustering import cluster_keys, cluster_stream, duplicate_rows
 from traces.keys.generate import zipf_ranks
 from traces.keys.layout import detect_layout
-from traces.keys.reader import read_keys
+from traces.keys.reader import read_columns, read_keys
 from traces.keys.scale import KeyFiles, KeyRatios, duplication_of, read_key_files, statistics_at
 from traces.keys.sets import CodedStream, MicroBatchDuplication, StreamStatistics, dense_codes, stream_statistics
 from traces.keys.stats import KeyStatistics, key_statistics, largest_world_size, split_matrix
@@ -28,6 +28,7 @@ __all__ = [
     "largest_world_size",
     "mix64",
     "owner_of",
+    "read_columns",
     "read_key_files",
     "read_keys",
     "row_keys",

@@ -25,6 +25,8 @@ _NOT_A_KEY = re.compile(
     r"|(is|has)_\w+|\w+_ratio|long_view|\w*_(time|time_ms|duration|duration_ms)|duration_ms|I\d+|int_\d+|dense\w*|unnamed\W*\d*",
     re.IGNORECASE,
 )
+_LABEL = re.compile(r"label|target|clk|click|clicked|is_click", re.IGNORECASE)
+_DENSE = re.compile(r"I\d+|int_\d+|dense\w*", re.IGNORECASE)
 _KUAIRAND = frozenset({"user_id", "video_id", "time_ms", "is_click"})
 _KUAIRAND_KEYS = ("user_id", "video_id", "tab")
 _MOVIELENS = ("userId", "movieId", "rating", "timestamp")
@@ -60,6 +62,18 @@ class KeyFileLayout:
     columns: tuple[str, ...] = ()
     key_columns: tuple[str, ...] = ()
     default_columns: tuple[str, ...] = ()
+
+    @property
+    def label_column(self) -> str | None:
+        """The column that says by its name what a sample's label is: of 0 or 1."""
+        if self.format is KeyFormat.SLOTS:
+            return "label"
+        return next((name for name in self.columns if _LABEL.fullmatch(name)), None)
+
+    @property
+    def dense_columns(self) -> tuple[str, ...]:
+        """The columns that are dense values by their names."""
+        return tuple(name for name in self.columns if _DENSE.fullmatch(name))
 
 
 def detect_layout(path: str | Path) -> KeyFileLayout:

@@ -24,7 +24,7 @@ from traces.keys.stream import KeyStream, join_streams, offsets_of, text_key
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["KeyFileLayout", "KeyFormat", "detect_layout", "read_keys"]
+__all__ = ["KeyFileLayout", "KeyFormat", "detect_layout", "read_columns", "read_keys"]
 
 _BLOCK_BYTES = 1 << 22
 
@@ -49,59 +49,86 @@ def read_keys(
     if not files:
         raise TraceError("no key file given; expected at least one path")
     wanted = None if columns is None else tuple(dict.fromkeys(columns))
-    parts: list[KeyStream] = []
-    times: list[NDArray[np.float64]] = []
-    for path in files:
-        for stream, time in _iter_parts(Path(path), wanted, order_by):
-            parts.append(stream)
-            times.append(time)
-    if not parts:
-        names = ", ".join(map(str, files))
-        raise TraceError(f"{names}: no samples; expected at least one line of keys, found none after the header")
-    whole = join_streams(parts)
+    whole, times = _read_parts(files, wanted, () if order_by is None else (order_by,), empty_is_0=False)
     if wanted is not None:
         whole = whole.select(wanted)
     elif all(name.isdigit() for name in whole.features):
         whole = whole.select(sorted(whole.features, key=int))
     if order_by is not None:
-        whole = replace(
-            whole.take(np.argsort(np.concatenate(times), kind="stable")), source=f"{whole.source} by {order_by}"
-        )
+        whole = replace(whole.take(np.argsort(times[:, 0], kind="stable")), source=f"{whole.source} by {order_by}")
+    _require_keys(whole)
+    return whole
+
+
+def read_columns(
+    path: str | Path, *, keys: Sequence[str] | None = None, numbers: Sequence[str] = ()
+) -> tuple[KeyStream, NDArray[np.float64]]:
+    """The key stream of a file, and some columns of numbers beside it.
+
+    Args:
+        path: file, plain or gzip.
+        keys: columns that are keys; by default the layout's.
+        numbers: columns of numbers, of which an empty cell is 0; of a slot file only its `label`.
+
+    Returns:
+        The keys, and float64 (samples, numbers).
+
+    Raises:
+        TraceError: as `read_keys`, and for a cell that is not a number.
+    """
+    stream, found = _read_parts([path], None if keys is None else tuple(keys), tuple(numbers), empty_is_0=True)
+    stream = stream if keys is None else stream.select(keys)
+    _require_keys(stream)
+    return stream, found
+
+
+def _require_keys(whole: KeyStream) -> None:
     if whole.num_lookups == 0:
         raise TraceError(
             f"{whole.source}: no keys in {whole.num_samples} samples; expected at least one non-empty cell"
         )
-    return whole
+
+
+def _read_parts(
+    files: Sequence[str | Path], wanted: tuple[str, ...] | None, numbers: tuple[str, ...], *, empty_is_0: bool
+) -> tuple[KeyStream, NDArray[np.float64]]:
+    """Keys and numbers of the files, one after the other."""
+    parts = [part for path in files for part in _iter_parts(Path(path), wanted, numbers, empty_is_0)]
+    if not parts:
+        names = ", ".join(map(str, files))
+        raise TraceError(f"{names}: no samples; expected at least one line of keys, found none after the header")
+    return join_streams([stream for stream, _ in parts]), np.concatenate([found for _, found in parts])
 
 
 def _iter_parts(
-    path: Path, wanted: tuple[str, ...] | None, order_by: str | None
+    path: Path, wanted: tuple[str, ...] | None, numbers: tuple[str, ...], empty_is_0: bool
 ) -> Iterator[tuple[KeyStream, NDArray[np.float64]]]:
     layout = detect_layout(path)
     if layout.format in (KeyFormat.SLOTS, KeyFormat.INDEX_LIST):
-        if order_by is not None:
-            raise TraceError(
-                f"{path}: a {layout.format} file has no column {order_by!r} to order by; leave the order out"
-            )
+        has_label = layout.format is KeyFormat.SLOTS and empty_is_0
+        for name in numbers:
+            if not (has_label and name == layout.label_column):
+                purpose = "of numbers" if empty_is_0 else "to order by"
+                raise TraceError(f"{path}: a {layout.format} file has no column {name!r} {purpose}; leave it out")
         reader = _slot_parts if layout.format is KeyFormat.SLOTS else _index_parts
-        for stream in reader(path, layout):
-            yield stream, np.zeros(0)
+        for stream, labels in reader(path, layout):
+            yield stream, np.repeat(labels[:, None], len(numbers), axis=1)
         return
     names = layout.default_columns if wanted is None else wanted
-    for name in (*names, *([order_by] if order_by is not None else [])):
+    for name in (*names, *numbers):
         if name not in layout.columns:
             raise TraceError(f"{path}: {unknown_name('column', name, layout.columns)}")
-    yield from _table_parts(path, layout, names, order_by)
+    yield from _table_parts(path, layout, names, numbers, empty_is_0)
 
 
 def _table_parts(
-    path: Path, layout: KeyFileLayout, names: tuple[str, ...], order_by: str | None
+    path: Path, layout: KeyFileLayout, names: tuple[str, ...], numbers: tuple[str, ...], empty_is_0: bool
 ) -> Iterator[tuple[KeyStream, NDArray[np.float64]]]:
     import pyarrow as pa
     import pyarrow.csv as pcsv
 
     text = pa.string()
-    read = [*names, *([order_by] if order_by is not None and order_by not in names else [])]
+    read = list(dict.fromkeys((*names, *numbers)))
     with readable(path), open_key_file(path) as raw:
         file = _SingleTabs(raw) if layout.delimiter == "::" else raw
         reader = pcsv.open_csv(
@@ -119,20 +146,24 @@ def _table_parts(
             convert_options=pcsv.ConvertOptions(column_types=dict.fromkeys(read, text), include_columns=read),
         )
         for batch in reader:
-            times = np.zeros(0) if order_by is None else _numbers(path, batch.column(read.index(order_by)), order_by)
-            yield _from_columns(path, names, [batch.column(i) for i in range(len(names))]), times
+            found = np.empty((batch.num_rows, len(numbers)))
+            for index, name in enumerate(numbers):
+                found[:, index] = _numbers(path, batch.column(read.index(name)), name, empty_is_0)
+            yield _from_columns(path, names, [batch.column(read.index(name)) for name in names]), found
 
 
-def _numbers(path: Path, cells: pa.StringArray, column: str) -> NDArray[np.float64]:
+def _numbers(path: Path, cells: pa.StringArray, column: str, empty_is_0: bool) -> NDArray[np.float64]:
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    trimmed = pc.utf8_trim_whitespace(cells)
+    if empty_is_0:
+        trimmed = pc.if_else(pc.equal(trimmed, ""), "0", trimmed)
     try:
-        numbers: NDArray[np.float64] = pc.cast(pc.utf8_trim_whitespace(cells), pa.float64()).to_numpy(
-            zero_copy_only=False
-        )
+        numbers: NDArray[np.float64] = pc.cast(trimmed, pa.float64()).to_numpy(zero_copy_only=False)
     except pa.ArrowInvalid as error:
-        raise TraceError(f"{path}: column {column}: expected numbers to order by, {error}") from None
+        purpose = "" if empty_is_0 else " to order by"
+        raise TraceError(f"{path}: column {column}: expected numbers{purpose}, {error}") from None
     return numbers
 
 
@@ -180,7 +211,7 @@ def _line_blocks(path: Path) -> Iterator[tuple[int, list[str]]]:
             number += len(lines)
 
 
-def _index_parts(path: Path, layout: KeyFileLayout) -> Iterator[KeyStream]:
+def _index_parts(path: Path, layout: KeyFileLayout) -> Iterator[tuple[KeyStream, NDArray[np.float64]]]:
     """One sample a line: an index, or several separated by blanks or the delimiter (a bag)."""
     for number, lines in _line_blocks(path):
         rows = [(line.replace(layout.delimiter, " ") if layout.delimiter else line).split() for line in lines]
@@ -191,7 +222,8 @@ def _index_parts(path: Path, layout: KeyFileLayout) -> Iterator[KeyStream]:
         lengths = np.array([len(row) for row in rows], dtype=np.int64)
         lengths = lengths[lengths > 0] if layout.delimiter is None else lengths
         offsets = offsets_of(lengths)
-        yield KeyStream(features=("index",), values=values, offsets=offsets, source=path.name)
+        stream = KeyStream(features=("index",), values=values, offsets=offsets, source=path.name)
+        yield stream, np.zeros(stream.num_samples)
 
 
 def _integers(tokens: list[str]) -> NDArray[np.uint64]:
@@ -202,17 +234,22 @@ def _integers(tokens: list[str]) -> NDArray[np.uint64]:
         return np.array([int(token) % (1 << 64) for token in tokens], dtype=np.uint64)
 
 
-def _slot_parts(path: Path, _layout: KeyFileLayout) -> Iterator[KeyStream]:
-    """One sample a line: `key:slot key:slot ...`, led by a label pair (`0:1`, `1:1` or `label:...`) that is no key."""
+def _slot_parts(path: Path, _layout: KeyFileLayout) -> Iterator[tuple[KeyStream, NDArray[np.float64]]]:
+    """One sample a line: `key:slot key:slot ...`, led by a label pair (`0:1`, `1:1` or `label:...`) that is no key.
+
+    The second array are the labels of `0:1` and `1:1`, NaN where a sample has none.
+    """
     for number, lines in _line_blocks(path):
         keys: list[int] = []
         slots: list[int] = []
         samples: list[int] = []
+        labels: list[float] = []
         count = 0
         for at, line in enumerate(lines):
             tokens = line.split()
             if not tokens:
                 continue
+            labels.append({"0:1": 0.0, "1:1": 1.0}.get(tokens[0], np.nan))
             if re.fullmatch(r"[01]:1|label:.*|.*:label", tokens[0]):
                 tokens = tokens[1:]
             for token in tokens:
@@ -225,7 +262,8 @@ def _slot_parts(path: Path, _layout: KeyFileLayout) -> Iterator[KeyStream]:
                 slots.append(int(slot))
             samples.extend([count] * len(tokens))
             count += 1
-        yield _from_triples(path, np.array(samples, dtype=np.int64), slots, np.array(keys, dtype=np.uint64), count)
+        stream = _from_triples(path, np.array(samples, dtype=np.int64), slots, np.array(keys, dtype=np.uint64), count)
+        yield stream, np.array(labels)
 
 
 def _from_triples(

@@ -16,8 +16,9 @@ import pytest
 import torch
 
 from executor.app.cli import ProcessOptions
-from executor.app.options import IdKind, ModelKind, RunOptions, make_trainer, user_sequences
+from executor.app.options import IdKind, ModelKind, RunOptions
 from executor.app.session import Outputs, last_batch, train
+from executor.app.workload import make_trainer, user_sequences
 from executor.compute import EmulatedDevice
 from executor.runtime import recorder
 from executor.runtime.groups import ProcessGroups, join_world
@@ -375,3 +376,31 @@ def test_clustering_sends_fewer_rows_and_keeps_the_batch(tmp_path: Path) -> None
     plain, clustered = (run["counters"][0]["bytes"]["comm"] for run in runs)
     assert clustered < 0.5 * plain
     assert runs[1]["losses"] == pytest.approx(runs[0]["losses"], rel=1e-5)
+
+
+def test_labels_and_dense_values_of_a_file_are_what_is_trained_on(tmp_path: Path) -> None:
+    rows = [(i * i % 2, i % 5, i % 9, i % 7) for i in range(64)]
+    files = {
+        "plain": "label,I1,a,b\n" + "".join(f"{y},{d},{a},{b}\n" for y, d, a, b in rows),
+        "flipped": "label,I1,a,b\n" + "".join(f"{1 - y},{d},{a},{b}\n" for y, d, a, b in rows),
+        "dense": "label,I1,a,b\n" + "".join(f"{y},{d + 1},{a},{b}\n" for y, d, a, b in rows),
+        "keys": "a,b\n" + "".join(f"{a},{b}\n" for _, _, a, b in rows),
+    }
+    found = {}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+        found[name] = train_on_pool(data=tmp_path / name, steps=None)
+    assert len({tuple(each["losses"]) for each in found.values()}) == 4
+    assert found["plain"]["data"] == {"label": "label", "dense": ("I1",), "sparse": ("a", "b"), "synthetic": ()}
+    assert found["keys"]["data"]["synthetic"] == ("labels", "dense")
+
+
+def test_ratings_are_predicted_above_chance_and_alike_by_every_synchronous_schedule(shared_data: Path) -> None:
+    ratings = shared_data / "real" / "keys" / "movielens_latest_small_ratings.csv.gz"
+    columns: dict[str, Any] = {"label": "rating>=4", "sparse": ("userId", "movieId"), "ids": IdKind.HASH}
+    sizes = {"batch_size": 256, "num_rows": 20_000, "dim": 8, "micro_batches": 2, "steps": 100, "hidden": (16,)}
+    rates = {"lr": 0.2, "dense_lr": 0.02}
+    found = [train_on_pool(data=ratings, schedule=name, **columns, **sizes, **rates) for name in ("sync", "nestpipe")]
+    assert found[0]["auc"] > 0.6
+    assert found[1]["auc"] == found[0]["auc"]
+    assert found[0]["data"]["synthetic"] == ("dense",)

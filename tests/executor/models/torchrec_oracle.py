@@ -39,6 +39,12 @@ class Keys:
     def num_batches(self, rank: int, world_size: int) -> int:  # noqa: ARG002
         return STEPS
 
+    def position(self, batch: int, world_size: int) -> int:
+        return batch * BATCH * world_size
+
+    def resumed(self, batch: int, position: int) -> Keys:
+        raise NotImplementedError
+
     def read(self, batch: int, rank: int, world_size: int) -> RawBatch:
         generator = torch.Generator().manual_seed(batch)
         count = BATCH * world_size

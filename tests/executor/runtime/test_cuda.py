@@ -7,7 +7,8 @@ import os
 import pytest
 import torch
 
-from executor.app.options import ModelKind, RunOptions, make_trainer
+from executor.app.options import ModelKind, RunOptions
+from executor.app.workload import make_trainer
 from executor.runtime.cursor import plan_lanes
 from executor.runtime.groups import ProcessGroups, join_world
 from executor.runtime.lanes import Cost, Runtime
