@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import numpy as np
 
-from nestpipe.base import ORIGINS, STATUSES, TraceError, unknown_name
+from nestpipe.base import ORIGINS, STATUSES, TraceError, explain, unknown_name
 from nestpipe.timeline import METRICS, PARTS
 
 if TYPE_CHECKING:
@@ -215,7 +215,9 @@ def decode(data: bytes, where: str) -> Record:
         found = head.get("format") if isinstance(head, dict) else None
         if found != FORMAT:
             raise TraceError(f"{where}: format must be {FORMAT!r}, got {found!r}; simulate again to write it anew")
-        record = msgspec.json.decode(data, type=Record)
+        record = msgspec.convert(head, Record)
+    except msgspec.ValidationError as error:
+        raise TraceError(f"{where}: {explain(error, head, Record)}") from None
     except msgspec.DecodeError as error:
         raise TraceError(f"{where}: {error}") from None
     check(record, where)
