@@ -9,9 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from nestpipe.base import GIB, TopologyError, unknown_name
+from nestpipe.base import GIB, TopologyError, parse_yaml, unknown_name
 from topologies.cluster import Cluster, Tier, TierKind
 from topologies.imports.filled import filled
 from topologies.reading import Quantity
@@ -39,8 +37,8 @@ def read(path: Path, text: str, like: str) -> Cluster:
         TopologyError: not such a network, or an invalid value.
     """
     try:
-        data: Any = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-    except (json.JSONDecodeError, yaml.YAMLError) as error:
+        data: Any = json.loads(text) if path.suffix == ".json" else parse_yaml(text, TopologyError, source=str(path))
+    except json.JSONDecodeError as error:
         raise TopologyError(f"{path}: not valid: {' '.join(str(error).split())}") from None
     if not isinstance(data, Mapping):
         raise TopologyError(f"{path}: must be a mapping, got {type(data).__name__}")
