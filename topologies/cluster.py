@@ -31,13 +31,14 @@ class TierKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accelerator:
-    """One rank's device."""
+    """One rank's device; `generation` is what fitted protocols go by (`sim.network.protocols`)."""
 
     name: str
     compute_flops_per_s: Quantity
     memory_bandwidth_bytes_per_s: Quantity
     memory_capacity_bytes: Quantity
     copy_engines: Quantity
+    generation: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +72,7 @@ class Tier:
         latency_ns: of crossing one link
         oversubscription: bandwidth below a switch over bandwidth of its trunk; 1 for a non-blocking fabric
         dimensions: ranks along each axis of a torus; None: as square as the world size allows
+        in_switch_reduction: 1 if its switches add up what they forward (NVLink SHARP, InfiniBand SHARP)
     """
 
     name: str
@@ -80,6 +82,7 @@ class Tier:
     latency_ns: Quantity
     oversubscription: Quantity | None
     dimensions: tuple[int, ...] | None
+    in_switch_reduction: Quantity | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +144,7 @@ def _accelerator(at: Reader) -> Accelerator:
         memory_bandwidth_bytes_per_s=at.need("memory_bandwidth_bytes_per_s"),
         memory_capacity_bytes=at.need("memory_capacity_bytes"),
         copy_engines=at.need("copy_engines"),
+        generation=at.text("generation", optional=True) or None,
     )
     at.finish()
     return found
@@ -209,6 +213,7 @@ def _tier(at: Reader) -> Tier:
         latency_ns=at.need("latency_ns", zero=True),
         oversubscription=at.need("oversubscription") if trunk else None,
         dimensions=tuple(dimensions) if dimensions is not None else None,
+        in_switch_reduction=at.quantity("in_switch_reduction", optional=True),
     )
 
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from sim.network.classes import PairTraffic
 from sim.network.problem import Floats, Ints
+from sim.network.protocols import Pattern
 
 __all__ = ["ALGORITHMS", "Algorithm", "Place", "Round", "Split", "Step", "Traffic"]
 
@@ -130,6 +131,8 @@ class Place:
         switched: a domain has a tier of its own through which all pairs can talk at once
         regular_above: from this shift on partners are in different groups of every tier but the outermost, so that a
             few shifts stand for all of a large group; None: list every shift
+        reduces, reduces_across: switches of a domain, and those outside, add up what they forward
+        railed: outside, ranks of equal number in their domains are on one switch
         num_rings: rings that share the bytes; None: one per rank of a domain, as NCCL does; 1: the textbook's
     """
 
@@ -139,6 +142,9 @@ class Place:
     meshed: bool = False
     switched: bool = True
     regular_above: int | None = None
+    reduces: bool = False
+    reduces_across: bool = False
+    railed: bool = False
     num_rings: int | None = None
 
     @property
@@ -149,6 +155,11 @@ class Place:
     def num_nodes(self) -> int:
         return int(self.node.max()) + 1
 
+    @property
+    def num_inside(self) -> int:
+        """Ranks in the domain that has most of them."""
+        return int(np.bincount(self.node).max())
+
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
@@ -157,16 +168,22 @@ class Algorithm:
     Attributes:
         steps: of a `Traffic` (All2All) or a size in bytes, whole numbers staying whole; and a place
         needs: what it asks of the place that the place lacks, in words, or None; None: runs anywhere
-        automatic: among those of which the fastest is taken where none is named
+        automatic: on which places it is among those of which the fastest is taken where none is named
+        pattern: how it sends, which is what the protocols of software go by
     """
 
     steps: Callable[[Any, Place], Iterator[Step]]
     needs: Callable[[Place], str | None] | None = None
-    automatic: bool = True
+    automatic: Callable[[Place], bool] = lambda _: True
+    pattern: Pattern = Pattern.CHAIN
 
     def lacks(self, place: Place) -> str | None:
         """What the place lacks for it, in words; None if it runs there."""
         return None if self.needs is None else self.needs(place)
+
+    def taken(self, place: Place) -> bool:
+        """Whether libraries take it by themselves there."""
+        return self.automatic(place) and self.lacks(place) is None
 
 
 # All2All -------------------------------------------------------------------------------------------------------------
@@ -227,12 +244,15 @@ def _around(rings: Sequence[Ints], size: float, times: int) -> Round:
 
 
 def _rings(place: Place) -> list[Ints]:
-    """Orders of the ranks, one per ring; ring c enters a domain at its local rank c."""
+    """Orders of the ranks, one per ring; ring c enters the first domain at its local rank c."""
     if place.table is None or len(place.table) == 1 or place.num_rings == 1:
         return [np.arange(place.num_ranks)]
     width, rings = place.table.shape[1], []
+    step = np.arange(width)
+    # in a mesh, paths c, c+1, c-1, c+2, ... (Walecki): of all ports together they use every link once
+    path = np.where(step % 2, (step + 1) // 2, -(step // 2)) if place.meshed else step
     for port in range(width if place.num_rings is None else place.num_rings):
-        there = (port + np.arange(width)) % width
+        there = (port + path) % width
         rings.append(np.concatenate([row[there if n % 2 == 0 else there[::-1]] for n, row in enumerate(place.table)]))
     return rings
 
@@ -313,6 +333,36 @@ def _direct_reduce(size: float, place: Place) -> Iterator[Step]:
     yield from _direct_gather(size, place)
 
 
+def _in_switch(size: float, place: Place) -> Iterator[Step]:
+    """Every rank's buffer goes up to the switches once, and the sum comes down once.
+
+    Between domains rings of ranks with equal number, or switches again. Half of the bytes of a ring.
+    Source: Graham et al., Scalable Hierarchical Aggregation Protocol (SHArP), COMHPC 2016.
+    """
+    assert place.table is not None
+    nodes, width = place.table.shape
+    yield Round(
+        src=place.table.ravel(),
+        dst=np.roll(place.table, -1, axis=1).ravel(),
+        size=np.full(place.num_ranks, size),
+    )
+    if nodes > 1:
+        yield Round(
+            src=place.table.ravel(),
+            dst=np.roll(place.table, -1, axis=0).ravel(),
+            size=np.full(place.num_ranks, _part(size, width) if place.reduces_across else size / width / nodes),
+            times=1 if place.reduces_across else 2 * (nodes - 1),
+        )
+
+
+def _reducing_nodes(place: Place) -> str | None:
+    if not place.reduces:
+        return "a scale-up domain whose switches reduce (in_switch_reduction)"
+    return (
+        "domains of two ranks or more" if place.table is not None and place.table.shape[1] < 2 else _whole_nodes(place)
+    )
+
+
 def _whole_nodes(place: Place) -> str | None:
     return None if place.table is not None else "whole scale-up domains with their ranks in order"
 
@@ -326,21 +376,39 @@ def _power_of_two(place: Place) -> str | None:
     return f"a power of two of ranks, got {count}; use pairwise shifts" if count & (count - 1) else None
 
 
-_GATHERS = {"ring": Algorithm(_ring_gather), "direct": Algorithm(_direct_gather, _one_node)}
+def _never(_: Place) -> bool:
+    return False
 
-#: By collective and name. All2Alls are sent directly unless an algorithm is named, as NCCL does.
+
+def _meshed(place: Place) -> bool:
+    return place.meshed
+
+
+def _over_rails(place: Place) -> bool:
+    return place.railed and place.num_nodes > 1
+
+
+_EXCHANGE = Pattern.EXCHANGE
+_GATHERS = {
+    "ring": Algorithm(_ring_gather),
+    "direct": Algorithm(_direct_gather, _one_node, _meshed, _EXCHANGE),
+}
+
+#: By collective and name. All2Alls are sent directly, and where rails join equal ranks of domains also by way of the
+#: rank with the receiver's number (NCCL's PXN); a mesh is used directly, whose links a ring would leave idle.
 ALGORITHMS: Mapping[str, Mapping[str, Algorithm]] = {
     "all_to_all": {
-        "direct": Algorithm(_direct),
-        "pairwise": Algorithm(_pairwise, automatic=False),
-        "pairwise_xor": Algorithm(_pairwise_xor, _power_of_two, automatic=False),
-        "hierarchical": Algorithm(_two_level, automatic=False),
+        "direct": Algorithm(_direct, pattern=_EXCHANGE),
+        "pairwise": Algorithm(_pairwise, None, _never, _EXCHANGE),
+        "pairwise_xor": Algorithm(_pairwise_xor, _power_of_two, _never, _EXCHANGE),
+        "hierarchical": Algorithm(_two_level, None, _over_rails, _EXCHANGE),
     },
     "all_reduce": {
         "ring": Algorithm(_ring),
         "tree": Algorithm(_tree),
         "hierarchical": Algorithm(_hierarchical, _whole_nodes),
-        "direct": Algorithm(_direct_reduce, _one_node),
+        "in_switch": Algorithm(_in_switch, _reducing_nodes, pattern=Pattern.IN_SWITCH),
+        "direct": Algorithm(_direct_reduce, _one_node, _meshed, _EXCHANGE),
     },
     "all_gather": _GATHERS,
     "reduce_scatter": _GATHERS,

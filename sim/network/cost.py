@@ -1,37 +1,55 @@
 """What a collective takes on a described cluster: the steps of its algorithm on the cluster's links, summed up.
 
 A round is as long as a route and its busiest link, whichever takes longest; All2All traffic goes through
-`sim.network.classes`. Times are those of the hardware as described. What software makes of it is the business of
-measured curves (`sim.network.curves`).
+`sim.network.classes`. `sim.network.protocols` says what software makes of these times; without it they are those of the
+hardware as described.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from nestpipe.base import NS_PER_S, TopologyError, unknown_name
 from nestpipe.ir import KINDS, Cost, Loop, OpKind, Resource, group_ranks
 from sim.network.classes import LinkLoad, PairTraffic, Transfer, transfer
-from sim.network.collectives import ALGORITHMS, Algorithm, Place, Round, Split, Step
+from sim.network.collectives import ALGORITHMS, Algorithm, Place, Round, Split
 from sim.network.problem import Floats, Ints
+from sim.network.protocols import Software, StepOnWire, software
 from sim.network.solve import flow_problem, run_rows
 from topologies.cluster import Cluster, TierKind
 from topologies.fabric import Fabric
 
-__all__ = ["Collectives", "group_size_bytes", "group_transfer", "network_costs"]
+__all__ = ["Collectives", "group_size_bytes", "group_transfer", "network_costs", "work_of"]
 
 _UNIT_BYTES = 1e9
-_NO_BYTES = 1e-9
 
 
 class Collectives:
-    """Costs of collectives on one fabric."""
+    """Costs of collectives on one fabric.
 
-    def __init__(self, fabric: Fabric) -> None:
-        self.fabric = fabric
+    Args:
+        fabric: the network
+        software: protocols; None: hardware as described
+    """
+
+    def __init__(self, fabric: Fabric, software: Software | None = None) -> None:
+        self.fabric, self.software = fabric, software or Software.none()
         self._latency_s = np.append(fabric.latency_s, 0.0)
+        self._scales_up = fabric.layers[0].tier.ranks_per_group is not None
+        self._across = fabric.layers[1 if self._scales_up else 0 :]
+        self._names_across = {kind for layer in self._across for kind in layer.kinds}
+
+    @staticmethod
+    def predicting(fabric: Fabric, fit: str = "all") -> Collectives:
+        """With the protocols fitted for the cluster's accelerators, where its description names their generation.
+
+        A description that names none is taken at its word: its rates are what software gets.
+        """
+        generation = fabric.cluster.accelerator.generation
+        return Collectives(fabric, None if generation is None else software(generation, fit))
 
     def cost(
         self,
@@ -63,23 +81,26 @@ class Collectives:
             raise ValueError(f"split is for {size.num_ranks} ranks, the group has {len(group)}")
         if len(group) == 1:
             return Transfer(time_s=0.0, latency_s=0.0, loads=())
-        work = Split.equal(size, len(group)) if collective == "all_to_all" and not isinstance(size, Split) else size
-        found = [self._sum(each.steps(work, place), group) for each in _choices(collective, algorithm, place)]
-        return min(found, key=lambda each: each.time_s)
+        work = work_of(collective, size, place)
+        return min(
+            (self._sum(each, work, place, group) for each in _choices(collective, algorithm, place)),
+            key=lambda found: found.time_s,
+        )
 
     def size_bytes(self, collective: str, time_s: float, *, ranks: Sequence[int] | Ints | None = None) -> float:
         """The size that takes `time_s` with the fastest algorithm; 0 if that is less than any size takes.
 
-        Each algorithm takes a latency and then grows with the size, so the fastest reaches `time_s` last.
+        With each protocol an algorithm takes a latency and then grows with the size, so the fastest reaches `time_s`
+        last.
         """
-        place = self.place(self._group(ranks))
+        group = self._group(ranks)
+        place = self.place(group)
         found = [0.0]
-        for name, row in ALGORITHMS[collective].items():
-            if place.num_ranks > 1 and row.automatic and row.lacks(place) is None:
-                first, unit = (
-                    self.cost(collective, size, ranks=ranks, algorithm=name).time_s for size in (_NO_BYTES, _UNIT_BYTES)
-                )
-                found.append(_UNIT_BYTES * (time_s - first) / (unit - first))
+        for row in ALGORITHMS[collective].values():
+            if place.num_ranks > 1 and row.taken(place):
+                steps, _ = self.on_wire(row, work_of(collective, _UNIT_BYTES, place), place, group)
+                options = self.software.options(steps, row.pattern, place.num_inside)
+                found += [_UNIT_BYTES * (time_s - waiting_s) / moving_s for waiting_s, moving_s in options]
         return max(found)
 
     def _group(self, ranks: Sequence[int] | Ints | None) -> Ints:
@@ -97,7 +118,7 @@ class Collectives:
 
     def place(self, group: Ints, num_rings: int | None = None) -> Place:
         """Where the ranks of a group sit."""
-        domain, inner = self.fabric.domain, self.fabric.layers[0].tier.kind
+        domain, inner = self.fabric.domain, self.fabric.layers[0].tier
         table = None
         if len(group) % domain == 0:
             rows = group.reshape(-1, domain)
@@ -108,41 +129,71 @@ class Collectives:
             node=np.unique(group // domain, return_inverse=True)[1].astype(np.int64),
             local=group % domain,
             table=table,
-            meshed=inner is TierKind.MESH,
-            switched=inner is not TierKind.TORUS,
+            meshed=inner.kind is TierKind.MESH,
+            switched=inner.kind is not TierKind.TORUS,
+            reduces=self._scales_up and inner.in_switch_reduction is not None,
+            reduces_across=any(layer.tier.in_switch_reduction is not None for layer in self._across),
+            railed=any(layer.tier.kind is TierKind.RAIL for layer in self._across),
             regular_above=2 * max([size for size in sizes if size < self.fabric.world_size], default=1),
             num_rings=num_rings,
         )
 
-    def _sum(self, steps: Iterable[Step], group: Ints) -> Transfer:
-        """Steps one after the other: times and bytes add up."""
-        carried, found = np.zeros(self.fabric.num_links), []
-        time_s = latency_s = 0.0
-        for step in steps:
-            if isinstance(step, PairTraffic):
-                at = PairTraffic(ranks=group[step.ranks], send=step.send, recv=step.recv, label=step.label)
-                found.append(transfer(self.fabric, at))
-                time_s, latency_s = time_s + found[-1].time_s, latency_s + found[-1].latency_s
-            else:
-                round_s, hop_s, bytes_on = self._round(step, group)
-                waiting_s = (step.hops - 1) * hop_s
-                time_s += step.times * (round_s + waiting_s)
-                latency_s += step.times * (min(hop_s, round_s - self._busy_s(bytes_on).max()) + waiting_s)
-                carried += step.times * bytes_on
-        loads = _joined([self._loads(carried), *(each.loads for each in found)])
+    def _sum(self, algorithm: Algorithm, work: Any, place: Place, group: Ints) -> Transfer:
+        steps, loads = self.on_wire(algorithm, work, place, group)
+        time_s, latency_s = self.software.time_s(steps, algorithm.pattern, place.num_inside)
         return Transfer(time_s=time_s, latency_s=latency_s, loads=loads)
 
-    def _round(self, step: Round, group: Ints) -> tuple[float, float, Floats]:
-        """One round: seconds in all and of the longest route, and bytes on each link.
+    def on_wire(
+        self, algorithm: Algorithm, work: Any, place: Place, group: Ints
+    ) -> tuple[list[StepOnWire], tuple[LinkLoad, ...]]:
+        """The steps as hardware alone takes them, one after the other, and the bytes that they put on links."""
+        carried, found, loads = np.zeros(self.fabric.num_links), [], []
+        for step in algorithm.steps(work, place):
+            if isinstance(step, PairTraffic):
+                at = PairTraffic(ranks=group[step.ranks], send=step.send, recv=step.recv, label=step.label)
+                moved = transfer(self.fabric, at)
+                loads.append(moved.loads)
+                busy = {load.name: load.busy_s for load in moved.loads}
+                outside = float(bool(busy.keys() & self._names_across))
+                found.append(self._step(busy, moved.time_s, moved.latency_s, 1, 1, outside))
+            else:
+                round_s, hop_s, outside, bytes_on = self._round(step, group)
+                busy_s = self._busy_s(bytes_on)
+                latency_s = min(hop_s, round_s - busy_s.max(initial=0.0))
+                busy = {load.name: load.busy_s for load in self._loads(bytes_on)}
+                found.append(self._step(busy, round_s, latency_s, step.times, 1, outside))
+                if step.hops > 1:
+                    found.append(self._step({}, hop_s, hop_s, step.times, step.hops - 1, outside))
+                carried += step.times * bytes_on
+        return found, _joined([self._loads(carried), *loads])
+
+    def _step(
+        self, busy: dict[str, float], round_s: float, latency_s: float, times: float, hops: int, outside: float
+    ) -> StepOnWire:
+        inside = [each for name, each in busy.items() if name not in self._names_across]
+        return StepOnWire(
+            times=times,
+            hops=hops,
+            latency_s=latency_s,
+            moving_s=round_s - latency_s,
+            inside_s=max(inside, default=0.0),
+            across_s=max((each for name, each in busy.items() if name in self._names_across), default=0.0),
+            share_across=outside,
+        )
+
+    def _round(self, step: Round, group: Ints) -> tuple[float, float, float, Floats]:
+        """One round: seconds in all and of the longest route, share of flows leaving their domain, bytes on links.
 
         Flows of equal size on a busy link end together, so the busiest link of each route and its latency give the
         time; flows of different sizes are simulated.
         """
         moving = np.flatnonzero((step.size > 0) & (step.src != step.dst))
         if not len(moving):
-            return 0.0, 0.0, np.zeros(self.fabric.num_links)
+            return 0.0, 0.0, 0.0, np.zeros(self.fabric.num_links)
         size = step.size[moving].astype(np.float64)
-        routes = self.fabric.routes(group[step.src[moving]], group[step.dst[moving]])
+        src, dst = group[step.src[moving]], group[step.dst[moving]]
+        routes = self.fabric.routes(src, dst)
+        outside = 1.0 if not self._scales_up else float((src // self.fabric.domain != dst // self.fabric.domain).mean())
         amount = np.broadcast_to(size[:, None], routes.shape)
         counted = np.bincount(routes.ravel(), weights=amount.ravel(), minlength=self.fabric.num_links + 1)
         carried = counted.astype(np.float64)[:-1]
@@ -150,9 +201,9 @@ class Collectives:
         hop_s = float(latency.max())
         if size.min() == size.max():
             busy_s = np.append(self._busy_s(carried), 0.0)[routes].max(axis=1)
-            return float((latency + busy_s).max()), hop_s, carried
+            return float((latency + busy_s).max()), hop_s, outside, carried
         problem = flow_problem(routes=routes, capacity=self.fabric.capacity, size=size, delay=latency)
-        return float(run_rows(problem).max()), hop_s, carried
+        return float(run_rows(problem).max()), hop_s, outside, carried
 
     def _busy_s(self, carried: Floats) -> Floats:
         """Seconds that its bytes keep each link busy."""
@@ -172,13 +223,18 @@ class Collectives:
         return loads
 
 
+def work_of(collective: str, size: float | Split, place: Place) -> float | Split:
+    """What an algorithm takes: a split for an All2All, else bytes."""
+    return Split.equal(size, place.num_ranks) if collective == "all_to_all" and not isinstance(size, Split) else size
+
+
 def _choices(collective: str, algorithm: str | None, place: Place) -> list[Algorithm]:
     """The algorithm named, or those that are taken unasked and fit the group."""
     if collective not in ALGORITHMS:
         raise ValueError(unknown_name("collective", collective, ALGORITHMS))
     rows = ALGORITHMS[collective]
     if algorithm is None:
-        return [row for row in rows.values() if row.automatic and row.lacks(place) is None]
+        return [row for row in rows.values() if row.taken(place)]
     if algorithm not in rows:
         raise ValueError(unknown_name("algorithm", algorithm, rows))
     if (lacking := rows[algorithm].lacks(place)) is not None:
@@ -225,14 +281,14 @@ def group_transfer(
     """
     ranks = _group_of(fabric, resource, domain_size)
     gathered = len(ranks) if KINDS[kind].cost is Cost.ALL_GATHER else 1
-    return Collectives(fabric).cost(KINDS[kind].cost, gathered * sent_bytes, ranks=ranks)
+    return Collectives.predicting(fabric).cost(KINDS[kind].cost, gathered * sent_bytes, ranks=ranks)
 
 
 def group_size_bytes(fabric: Fabric, kind: OpKind, resource: Resource, domain_size: int | None, time_s: float) -> float:
     """What each rank puts in for `group_transfer` to take `time_s`; 0 if nothing takes that little."""
     ranks = _group_of(fabric, resource, domain_size)
     gathered = len(ranks) if KINDS[kind].cost is Cost.ALL_GATHER else 1
-    return Collectives(fabric).size_bytes(KINDS[kind].cost, time_s, ranks=ranks) / gathered
+    return Collectives.predicting(fabric).size_bytes(KINDS[kind].cost, time_s, ranks=ranks) / gathered
 
 
 def network_costs(cluster: Cluster, loop: Loop, domain_size: int | None) -> Callable[[OpKind, float, int], float]:

@@ -17,8 +17,9 @@ from topologies.cluster import TierKind, load_cluster, names, parse_cluster
 from topologies.fabric import Fabric
 
 EXPECTED = {
-    "ascend_910b", "dgx_a100", "dgx_h100", "dgx_h200", "ethernet_25g", "gb200_nvl72", "laptop", "torus2d",
-    "zionex_a100", "zionex_v100",
+    "ascend_910b", "aws_p4d", "aws_p5", "azure_ndv2", "azure_ndv5", "cloudmatrix384", "dgx2_v100", "dgx_a100",
+    "dgx_b200", "dgx_b300", "dgx_h100", "dgx_h200", "ethernet_25g", "gb200_nvl72", "gb300_nvl72", "gcp_a3", "l40s",
+    "laptop", "mi300x", "mi355x", "torus2d", "zionex_a100", "zionex_v100",
 }  # fmt: skip
 
 

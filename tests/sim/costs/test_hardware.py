@@ -227,7 +227,7 @@ def test_every_user_charges_a_collective_the_same(topology: str, name: str, size
     for kind, resource in streams:
         ranks = groups[resource.value]
         whole = size * len(ranks) if kind is OpKind.ALL_GATHER else size
-        alone_ns = Collectives(fabric).cost(_COLLECTIVES[kind], whole, ranks=ranks).time_ns
+        alone_ns = Collectives.predicting(fabric).cost(_COLLECTIVES[kind], whole, ranks=ranks).time_ns
         assert round(replayed(kind, size, 64)) == alone_ns
         asked, on = {kind: Demand(sent_bytes=size)}, {kind: resource}
         costs = HardwareCosts(cluster, asked, world_size=64, domain_size=16, resources=on)

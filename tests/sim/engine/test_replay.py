@@ -213,10 +213,10 @@ def test_a_described_network_scales_recorded_transfers() -> None:
     loop = load("sync")
     network = network_costs(load_cluster("dgx_h100"), loop, None)
     scaled = costs_from_trace(frame, loop, world_size=512, collective_ns=network)
-    # eight ranks share NVLink, 512 go over a rail of 400 Gbit/s a rank: 450 against 50 GB/s
-    assert scaled.batch_ns[OpKind.ALL_TO_ALL_ROWS][0] == pytest.approx(
-        1_000 * (511 / 512) / (7 / 8) * 450 / 50, rel=0.05
-    )
+    # eight ranks share NVLink, 512 go over a rail of 400 Gbit/s a rank: 450 against 50 GB/s, of which software reaches
+    # more on the rail
+    whole_wire = 1_000 * (511 / 512) / (7 / 8) * 450 / 50
+    assert 0.7 * whole_wire < scaled.batch_ns[OpKind.ALL_TO_ALL_ROWS][0] < whole_wire
     assert any("network model's ratio of 512 to 8 ranks" in each for each in scaled.assumptions)
 
 
