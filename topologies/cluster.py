@@ -14,7 +14,18 @@ from pathlib import Path
 from nestpipe.base import TopologyError, parse_yaml, unknown_name
 from topologies.reading import Quantity, Reader
 
-__all__ = ["Accelerator", "Cluster", "Host", "Quantity", "Tier", "TierKind", "load_cluster", "names", "parse_cluster"]
+__all__ = [
+    "Accelerator",
+    "Cluster",
+    "Host",
+    "MeasuredCollective",
+    "Quantity",
+    "Tier",
+    "TierKind",
+    "load_cluster",
+    "names",
+    "parse_cluster",
+]
 
 FORMAT = "nestpipe-topology-1"
 
@@ -86,8 +97,19 @@ class Tier:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredCollective:
+    """Times of one collective on ranks 0 to `world_size` - 1 of a cluster, by bytes per rank; sizes ascend."""
+
+    collective: str
+    world_size: int
+    size_bytes: tuple[int, ...]
+    time_ns: tuple[float, ...]
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """A described cluster; `ranks_per_node` is how many ranks a host has."""
+    """A described cluster; `ranks_per_node` is how many ranks a host has, `measured` what its collectives took."""
 
     name: str
     description: str
@@ -97,6 +119,7 @@ class Cluster:
     ranks_max: int
     ranks_default: int
     price_usd_per_accelerator_hour: Quantity | None
+    measured: tuple[MeasuredCollective, ...] = ()
 
     @property
     def ranks_per_node(self) -> int:

@@ -22,6 +22,7 @@ __all__ = ["Edges", "equal_rows", "refine"]
 
 Int64: TypeAlias = NDArray[np.int64]
 _Hashes: TypeAlias = NDArray[np.uint64]
+_MANY = 20_000  # from here on hashing, a tenth of the time of sorting, is worth the time to import pandas
 #: Sorting so many values takes a few milliseconds, less than it takes to import what hashes them.
 _SORTED_UP_TO = 1 << 16
 
@@ -44,23 +45,23 @@ def equal_rows(*columns: NDArray[Any]) -> Int64:
     """Numbers rows that agree in all columns alike: 0, 1, ... in order of appearance; int64 (rows,)."""
     codes, _ = _numbered(columns[0])
     for column in columns[1:]:
-        more, others = _numbered(column)
-        if others > 1:
-            codes, _ = _numbered(codes * others + more)
+        more, count = _numbered(column)
+        if count > 1:
+            codes, _ = _numbered(codes * count + more)
     return codes
 
 
-def _numbered(column: NDArray[Any]) -> tuple[Int64, int]:
-    """The number of each value in order of appearance, and how many there are."""
-    if len(column) > _SORTED_UP_TO:
-        from pandas import factorize  # hashes, which takes a tenth of the time of sorting; slow to import
+def _numbered(values: NDArray[Any]) -> tuple[Int64, int]:
+    """Numbers of equal values in order of appearance, and how many there are."""
+    if len(values) > _MANY:
+        from pandas import factorize
 
-        codes, distinct = factorize(column)
-        return codes.astype(np.int64), len(distinct)
-    _, first, codes = np.unique(column, return_index=True, return_inverse=True)
-    number = np.empty(len(first), dtype=np.int64)
-    number[np.argsort(first)] = np.arange(len(first))
-    return number[codes], len(first)
+        codes, uniques = factorize(values)
+        return codes.astype(np.int64), len(uniques)
+    _, first, inverse = np.unique(values, return_index=True, return_inverse=True)
+    rank = np.empty(len(first), dtype=np.int64)
+    rank[np.argsort(first)] = np.arange(len(first))
+    return rank[inverse], len(first)
 
 
 def refine(

@@ -42,6 +42,7 @@ COMMANDS: Final[dict[str, Entry | dict[str, Entry]]] = {
         "list": Entry("topology:list_", "The clusters of the catalogue, one line each."),
         "show": Entry("topology:show_", "Tiers, bisection bandwidth, memory and hosts of a cluster."),
         "measured": Entry("topology:measured", "Measured collectives beside a cluster."),
+        "accuracy": Entry("accuracy:accuracy", "Predicted against measured collectives, size by size."),
     },
     "trace": {
         "": Entry("", "Import, export and inspect traces."),

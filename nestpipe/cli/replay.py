@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -18,6 +19,7 @@ from reports.runs import Column, csv, parts, text
 from sim.costs import Mode, Options, Run, TraceCosts, TraceWorkload, require_runnable, run
 from sim.engine import Anchor, Scales, anchor
 from sim.engine import replay as replay_trace
+from sim.network import read_measured
 from topologies.cluster import load_cluster
 from traces.formats import import_traces
 from traces.recording import classified_share, recorded_schedule
@@ -42,6 +44,10 @@ def replay(
     domain_size: Annotated[int | None, typer.Option(min=1, help="With --schedule: ranks per domain.")] = None,
     topology: Annotated[
         str | None, typer.Option(metavar="NAME|FILE", help="With --schedule: network that scales transfers.")
+    ] = None,
+    curves: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="LOG", help="Measured collectives of --topology (nccl-tests, HCCL); repeatable."),
     ] = None,
     micro_batches: Annotated[int | None, typer.Option(min=1, help="With --schedule: micro-batches.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="With --schedule: batches to run.")] = 20,
@@ -80,6 +86,7 @@ def replay(
             micro_batches=micro_batches,
             steps=steps,
             topology=topology,
+            curves=curves or [],
             seed=seed,
         )
 
@@ -174,8 +181,14 @@ def _under_schedule(
     micro_batches: int | None,
     steps: int,
     topology: str | None,
+    curves: list[Path],
     seed: int,
 ) -> None:
+    if curves and topology is None:
+        raise TraceError("--curves needs --topology, the cluster that was measured")
+    network = None if topology is None else load_cluster(topology)
+    if curves and network is not None:
+        network = replace(network, measured=read_measured(curves))
     if mode not in list(Mode):
         raise TraceError(unknown_name("mode", mode, list(Mode)))
     loop = load(schedule)
@@ -186,7 +199,7 @@ def _under_schedule(
         frame=frame,
         mode=Mode(mode),
         batch_scale=batch_scale,
-        network=None if topology is None else load_cluster(topology),
+        network=network,
         seed=seed,
     )
     options = Options(world_size=world_size or workload.world_size, domain_size=domain_size, steps=steps)

@@ -27,6 +27,7 @@ from sim.costs import (
     status_of,
 )
 from sim.engine import Jitter
+from sim.network import read_measured
 from topologies.cluster import Cluster
 from topologies.imports import load_topology
 from traces.keys import KeyRatios, read_key_files
@@ -74,6 +75,10 @@ def simulate(
     ] = None,
     topology: Annotated[
         str | None, typer.Option(metavar="NAME|FILE", help="Hardware that ops share where they overlap.")
+    ] = None,
+    curves: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="LOG", help="Measured collectives of --topology (nccl-tests, HCCL); repeatable."),
     ] = None,
     world_size: Annotated[
         int | None, typer.Option(help="Number of ranks; the case's headline size by default.")
@@ -149,6 +154,10 @@ def simulate(
 ) -> None:
     """Simulates one schedule and prints its metrics, where the time goes and what limits it."""
     cluster = None if topology is None else load_topology(topology)
+    if curves and cluster is None:
+        raise CaseError("--curves needs --topology, the cluster that was measured")
+    if curves and cluster is not None:
+        cluster = replace(cluster, measured=read_measured(curves))
     if communication_share and cluster is None:
         raise CaseError("--communication-share needs --topology NAME|FILE: without one nothing is shared")
     if load_plot is not None and cluster is None:
@@ -187,6 +196,7 @@ def simulate(
         schedule_digest=digest(show(loop)),
         **workload.facts() | ({} if model is None else {"model": model}),
         topology=None if cluster is None else cluster.name,
+        **({"curves": [path.name for path in curves]} if curves else {}),
         world_size=world_size,
         micro_batches=loop.micro_batches,
         domain_size=domain_size,

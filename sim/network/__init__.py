@@ -1,9 +1,10 @@
 """What collectives take on a topology: algorithms, routes, and max-min fair rates."""
 
+from sim.network.accuracy import Given, Predicted, predict_log
 from sim.network.classes import PairTraffic, Transfer, transfer
 from sim.network.collectives import ALGORITHMS, Place, Round, Split, Traffic
 from sim.network.cost import Collectives, group_size_bytes, group_transfer, network_costs
-from sim.network.curves import read_curves
+from sim.network.curves import read_curves, read_measured
 from sim.network.problem import Floats, FlowProblem, Ints
 from sim.network.solve import Measured, flow_problem, measure, simulate
 from sim.network.vector import simulate_vector
@@ -13,10 +14,12 @@ __all__ = [
     "Collectives",
     "Floats",
     "FlowProblem",
+    "Given",
     "Ints",
     "Measured",
     "PairTraffic",
     "Place",
+    "Predicted",
     "Round",
     "Split",
     "Traffic",
@@ -26,7 +29,9 @@ __all__ = [
     "group_transfer",
     "measure",
     "network_costs",
+    "predict_log",
     "read_curves",
+    "read_measured",
     "simulate",
     "simulate_vector",
     "transfer",

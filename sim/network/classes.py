@@ -63,12 +63,15 @@ class Transfer:
         time_s: from start to end
         latency_s: of it what does not grow with the bytes; what remains is enough for the busiest link
         loads: of every kind of link that carries something
+        basis: what the time rests on: `described` hardware, `fitted` protocols, or a curve that was `measured` at that
+            size, between sizes (`interpolated`) or beyond its sizes or ranks (`extrapolated`)
         num_classes, quantised: flow classes of the class model, and whether it took the traffic in steps
     """
 
     time_s: float
     latency_s: float
     loads: tuple[LinkLoad, ...]
+    basis: str = "described"
     num_classes: int = 0
     quantised: bool = False
 

@@ -7,7 +7,9 @@ hardware as described.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,15 +18,17 @@ from nestpipe.base import NS_PER_S, TopologyError, unknown_name
 from nestpipe.ir import KINDS, Cost, Loop, OpKind, Resource, group_ranks
 from sim.network.classes import LinkLoad, PairTraffic, Transfer, transfer
 from sim.network.collectives import ALGORITHMS, Algorithm, Place, Round, Split
+from sim.network.curves import Basis
 from sim.network.problem import Floats, Ints
 from sim.network.protocols import Software, StepOnWire, software
 from sim.network.solve import flow_problem, run_rows
-from topologies.cluster import Cluster, TierKind
+from topologies.cluster import Cluster, MeasuredCollective, TierKind
 from topologies.fabric import Fabric
 
 __all__ = ["Collectives", "group_size_bytes", "group_transfer", "network_costs", "work_of"]
 
 _UNIT_BYTES = 1e9
+_HALVINGS = 60
 
 
 class Collectives:
@@ -33,10 +37,15 @@ class Collectives:
     Args:
         fabric: the network
         software: protocols; None: hardware as described
+        measured: curves that decide where there are some for a collective
     """
 
-    def __init__(self, fabric: Fabric, software: Software | None = None) -> None:
-        self.fabric, self.software = fabric, software or Software.none()
+    def __init__(
+        self, fabric: Fabric, software: Software | None = None, measured: Sequence[MeasuredCollective] = ()
+    ) -> None:
+        self.fabric, self.software, self.measured = fabric, software or Software.none(), tuple(measured)
+        self._ratios: dict[MeasuredCollective, Floats] = {}
+        self._basis = "described" if software is None else "fitted"
         self._latency_s = np.append(fabric.latency_s, 0.0)
         self._scales_up = fabric.layers[0].tier.ranks_per_group is not None
         self._across = fabric.layers[1 if self._scales_up else 0 :]
@@ -44,12 +53,13 @@ class Collectives:
 
     @staticmethod
     def predicting(fabric: Fabric, fit: str = "all") -> Collectives:
-        """With the protocols fitted for the cluster's accelerators, where its description names their generation.
+        """By the cluster's measured curves, and the protocols fitted for its accelerators if their generation is named.
 
         A description that names none is taken at its word: its rates are what software gets.
         """
         generation = fabric.cluster.accelerator.generation
-        return Collectives(fabric, None if generation is None else software(generation, fit))
+        protocols = None if generation is None else software(generation, fit)
+        return Collectives(fabric, protocols, fabric.cluster.measured)
 
     def cost(
         self,
@@ -82,10 +92,37 @@ class Collectives:
         if len(group) == 1:
             return Transfer(time_s=0.0, latency_s=0.0, loads=())
         work = work_of(collective, size, place)
-        return min(
+        found = min(
             (self._sum(each, work, place, group) for each in _choices(collective, algorithm, place)),
-            key=lambda found: found.time_s,
+            key=lambda each: each.time_s,
         )
+        # a curve was measured on neighbouring ranks, with whatever algorithm the library took
+        if self.measured and algorithm is None and place.num_inside == min(self.fabric.domain, len(group)):
+            sent = float(work.send_bytes.max()) if isinstance(work, Split) else work
+            return self._as_measured(found, collective, len(group), sent)
+        return found
+
+    def _as_measured(self, found: Transfer, collective: str, num_ranks: int, size: float) -> Transfer:
+        """The time by the curve of nearest world size; beyond its sizes and ranks by the model's ratio."""
+        curves = [curve for curve in self.measured if curve.collective == collective]
+        if not curves or size <= 0:
+            return found
+        curve = min(curves, key=lambda each: abs(math.log(each.world_size / num_ranks)))
+        if curve.world_size == num_ranks and curve.size_bytes[0] <= size <= curve.size_bytes[-1]:
+            # linear in bytes, as a start and a rate are; on half of each curve no worse than any smooth one
+            time_s = float(np.interp(size, curve.size_bytes, curve.time_ns)) / NS_PER_S
+            basis = Basis.MEASURED if size in curve.size_bytes else Basis.INTERPOLATED
+        else:
+            time_s, basis = found.time_s * self._ratio(curve, size), Basis.EXTRAPOLATED
+        return replace(found, time_s=time_s, latency_s=time_s / found.time_s * found.latency_s, basis=basis)
+
+    def _ratio(self, curve: MeasuredCollective, size: float) -> float:
+        """What a curve takes over what the model says of it, at the size, else at the curve's nearest one."""
+        if curve not in self._ratios:
+            alone = Collectives(Fabric(self.fabric.cluster, curve.world_size), self.software)
+            modelled = [alone.cost(curve.collective, float(each)).time_s * NS_PER_S for each in curve.size_bytes]
+            self._ratios[curve] = np.array(curve.time_ns) / np.array(modelled)
+        return float(np.interp(math.log(size), np.log(curve.size_bytes), self._ratios[curve]))
 
     def size_bytes(self, collective: str, time_s: float, *, ranks: Sequence[int] | Ints | None = None) -> float:
         """The size that takes `time_s` with the fastest algorithm; 0 if that is less than any size takes.
@@ -95,6 +132,8 @@ class Collectives:
         """
         group = self._group(ranks)
         place = self.place(group)
+        if self.measured:
+            return self._size_by_halving(collective, time_s, ranks)
         found = [0.0]
         for row in ALGORITHMS[collective].values():
             if place.num_ranks > 1 and row.taken(place):
@@ -102,6 +141,18 @@ class Collectives:
                 options = self.software.options(steps, row.pattern, place.num_inside)
                 found += [_UNIT_BYTES * (time_s - waiting_s) / moving_s for waiting_s, moving_s in options]
         return max(found)
+
+    def _size_by_halving(self, collective: str, time_s: float, ranks: Sequence[int] | Ints | None) -> float:
+        low, high = 1.0, 2.0**50
+        if self.cost(collective, low, ranks=ranks).time_s >= time_s:
+            return 0.0
+        for _ in range(_HALVINGS):
+            middle = math.sqrt(low * high)
+            if self.cost(collective, middle, ranks=ranks).time_s < time_s:
+                low = middle
+            else:
+                high = middle
+        return low
 
     def _group(self, ranks: Sequence[int] | Ints | None) -> Ints:
         found = np.arange(self.fabric.world_size) if ranks is None else np.asarray(ranks, dtype=np.int64)
@@ -141,7 +192,7 @@ class Collectives:
     def _sum(self, algorithm: Algorithm, work: Any, place: Place, group: Ints) -> Transfer:
         steps, loads = self.on_wire(algorithm, work, place, group)
         time_s, latency_s = self.software.time_s(steps, algorithm.pattern, place.num_inside)
-        return Transfer(time_s=time_s, latency_s=latency_s, loads=loads)
+        return Transfer(time_s=time_s, latency_s=latency_s, loads=loads, basis=self._basis)
 
     def on_wire(
         self, algorithm: Algorithm, work: Any, place: Place, group: Ints

@@ -11,21 +11,23 @@ Source: PCHIP, Fritsch and Butland, SIAM J. Sci. Stat. Comput. 5(2) 1984, as in 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from nestpipe.base import TraceError
 from sim.network.problem import Floats
+from topologies.cluster import MeasuredCollective
 from traces.formats import read_collective_log
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Basis", "Curve", "Reading", "Residuals", "read_curves"]
+__all__ = ["Basis", "Curve", "Reading", "Residuals", "read_curves", "read_measured"]
 
 _SAME_SIZE = 1e-9
 _LEAST_SIZES = 2
@@ -160,3 +162,40 @@ def read_curves(path: Path, collective: str | None = None) -> list[Curve]:
                 )
             )
     return curves
+
+
+def read_measured(paths: Sequence[Path]) -> tuple[MeasuredCollective, ...]:
+    """What logs say of a cluster's collectives: one curve a collective and world size, over all logs.
+
+    Out of place where there is such a row, else in place; sizes measured more than once, or with several element
+    types, count with their median. One size is enough.
+
+    Raises:
+        TraceError: a file is not readable, or has no sizes.
+    """
+    tables = [read_collective_log(path) for path in paths]
+    found: dict[tuple[str, int], dict[int, list[tuple[bool, float]]]] = {}
+    for table in tables:
+        known = table[table["size_bytes"].notna() & (table["time_ns"] > 0)]
+        rows: Any = known.itertuples(index=False)
+        for row in rows:
+            sizes = found.setdefault((str(row.collective), int(row.world_size)), {})
+            sizes.setdefault(int(row.size_bytes), []).append((bool(row.in_place), float(row.time_ns)))
+    if not found:
+        raise TraceError(f"{', '.join(map(str, paths))}: no row with bytes and a time, so no curve")
+    source = ", ".join(path.name for path in paths)
+    return tuple(
+        MeasuredCollective(
+            collective=collective,
+            world_size=world_size,
+            size_bytes=tuple(sorted(sizes)),
+            time_ns=tuple(_typical(sizes[size]) for size in sorted(sizes)),
+            source=source,
+        )
+        for (collective, world_size), sizes in sorted(found.items())
+    )
+
+
+def _typical(times: Sequence[tuple[bool, float]]) -> float:
+    outside = [time for in_place, time in times if not in_place]
+    return float(np.median(outside or [time for _, time in times]))
