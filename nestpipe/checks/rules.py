@@ -209,12 +209,13 @@ def _inputs(schedule: Schedule) -> Complaints:
 
 
 def _own_instance(schedule: Schedule) -> Complaints:
+    parts = schedule.splits.parts
     for op in schedule.ops:
         for access in (*op.writes, *(() if KINDS[op.kind].meaning is Meaning.SYNC else op.reads)):
             own = access.batch is None or (
                 access.batch == op.batch and (access.data not in MICRO_DATA or access.micro_batch == op.micro_batch)
             )
-            part = schedule.splits.parts.get(op.part or "")
+            part = parts.get(op.part or "")
             told = part is not None and access.data is Data.OWNED and access.batch == op.batch + (part.offset or 0)
             if not own and not told:
                 yield (
@@ -241,6 +242,21 @@ def _parts(schedule: Schedule) -> Complaints:
                 yield op, f"does not read which keys are {part.name}; let it read owned and owned t{part.offset:+d}"
 
 
+def _layers(schedule: Schedule) -> Complaints:
+    """Gradients flow back where activations flow forward."""
+    ops = {op.name: op for op in reversed(schedule.ops)}
+    for op in ops.values():
+        for access in op.reads if op.kind is OpKind.FORWARD and op.part is not None else ():
+            below = ops.get(f"{OpKind.BACKWARD}.{access.part}")
+            if access.data is not Data.ACTIVATIONS or access.part is None or below is None:
+                continue
+            above = ops.get(f"{OpKind.BACKWARD}.{op.part}")
+            if not any(a.data is Data.ACTIVATION_GRADS and a.part == op.part for a in below.reads):
+                yield below, f"{op.name} reads {access.data}.{access.part}; let it read activation_grads.{op.part}"
+            elif above is not None and all(a.data is not Data.ACTIVATION_GRADS for a in above.writes):
+                yield above, f"{op.name} reads {access.data}.{access.part}; let it write activation_grads"
+
+
 def _coverage(schedule: Schedule) -> Complaints:
     """Every key and layer once: by no two ops of a kind, and by some op for each buffer."""
     writers: dict[tuple[OpKind, Data, Atom], Op] = {}
@@ -253,7 +269,7 @@ def _coverage(schedule: Schedule) -> Complaints:
                 if other.name != op.name:
                     yield op, f"writes {access.data} of keys for which {other.name} does already; let each have its own"
     written = {(data, atom) for _, data, atom in writers}
-    for data in sorted({data for data, _ in written} - STATES):
+    for data in sorted({data for data, _ in written} - STATES - {Data.ACTIVATION_GRADS}):
         for atom in splits.atoms_of(data):
             if (data, atom) not in written:
                 writer = next(op for (_, of, _), op in writers.items() if of is data)
@@ -333,6 +349,7 @@ RULES: Final = (
         name="own-instance", demands="an op works on its own batch; sync reads earlier ones", complaints=_own_instance
     ),
     Rule(name="parts", demands="a part is declared, and known to the op whose part it is", complaints=_parts),
+    Rule(name="layers", demands="gradients flow back where activations flow forward", complaints=_layers),
     Rule(name="coverage", demands="every key and every layer is in exactly one of the ops", complaints=_coverage),
     Rule(name="sync-keys", demands="sync knows which keys two batches share", complaints=_sync_keys),
     Rule(name="depth", demands="a pipeline is no deeper than the checks follow", complaints=_depth),

@@ -154,13 +154,13 @@ class VersionRun:
     def find_clashes(self) -> dict[tuple[int, Data], list[tuple[int, int]]]:
         """For each op and state, the unordered ops that write it and the histories that contain both batches."""
         found: dict[tuple[int, Data], list[tuple[int, int]]] = {}
+        keys = [self.keys_touched(op, op.batch) for op in self.order.ops]
         for state in CACHES:
             writers = [i for i, op in enumerate(self.order.ops) if op_writes(op, state)]
             users = [i for i, op in enumerate(self.order.ops) if op_reads(op, state)] + writers
             for i in dict.fromkeys(users):
                 for j in writers:
-                    both = self.keys_touched(self.order.ops[i], self.order.ops[i].batch)
-                    both &= self.keys_touched(self.order.ops[j], self.order.ops[j].batch)
+                    both = keys[i] & keys[j]
                     if both and not self.order.ordered(i, j):
                         found.setdefault((i, state), []).append((j, both))
         return found

@@ -140,4 +140,4 @@ def _placed(accesses: Sequence[Access], t: int, m: int | None, steps: int, micro
                 micro_batch += m
                 if not 0 <= micro_batch < micro_batches:
                     continue
-            yield replace(access, batch=t + access.batch, micro_batch=micro_batch)
+            yield Access(data=access.data, batch=t + access.batch, micro_batch=micro_batch, part=access.part)

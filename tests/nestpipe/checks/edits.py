@@ -32,6 +32,11 @@ BROKEN_RULES = {
     "parts": "loop v1 x micro_batches=1\n  part old in t-1\n  part new not t-1\n  buffer owned device slots=2\n"
     "  buffer rows device slots=2\n  stream a on world\n    all_to_all[keys] t  writes owned\n"
     "  stream b on host_memory\n    lookup.old t  reads owned, table  writes rows\n",
+    "layers": "loop v1 x micro_batches=1\n  layer a, b\n  buffer activations device slots=1\n"
+    "  buffer activation_grads device slots=1\n  stream c on compute\n    for m\n"
+    "      forward.a t m  writes activations\n"
+    "      forward.b t m  reads activations.a  writes activations\n      backward.b t m  writes activation_grads\n"
+    "      backward.a t m  reads activations\n",
     "coverage": "loop v1 x micro_batches=1\n  part a static\n  part b static\n  buffer owned device slots=2\n"
     "  buffer rows device slots=2\n  stream b on host_memory\n    lookup.a t  reads owned, table  writes rows\n",
     "sync-keys": "loop v1 x micro_batches=1\n  buffer rows device slots=2\n  stream a on host_memory\n"

@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import combinations
 from typing import Any
 
@@ -34,12 +35,15 @@ from nestpipe.ir import (
     MICRO_DATA,
     STATES,
     Access,
+    Atom,
     Data,
     Op,
     OpKind,
     OpRef,
+    Part,
     Program,
     Resource,
+    Split,
 )
 
 MAX_STATES = 2_000_000
@@ -61,6 +65,8 @@ class RaceFoundError(Exception):
 class Key:
     owner: int
     asked_by: tuple[tuple[int, int], ...]  # (batch, rank)
+    group: str | None = None  # the static part to which its table belongs
+    hits: tuple[int, ...] = ()  # the batches in which a cache holds it
 
     def touched(self) -> tuple[int, ...]:
         return tuple(batch for batch, _ in self.asked_by)
@@ -92,12 +98,17 @@ def explore(program: Program, *, both_ranks: bool = False) -> Outcome:
     return worst
 
 
-def make_keys(steps: int) -> tuple[Key, ...]:
-    """A key for every set of batches, owner and way in which the ranks take turns to ask for it."""
+def make_keys(steps: int, parts: tuple[Part, ...] = ()) -> tuple[Key, ...]:
+    """A key for every set of batches, owner, part and way in which the ranks take turns to ask for it."""
+    groups = [part.name for part in parts if part.split is Split.STATIC] or [None]
+    cached = any(part.split in (Split.CACHED, Split.UNCACHED) for part in parts)
     sets = [s for size in range(1, steps + 1) for s in combinations(range(steps), size)]
     found = {
-        Key(owner, tuple((batch, (first + turn * i) % 2) for i, batch in enumerate(touched)))
+        Key(owner, tuple((batch, (first + turn * i) % 2) for i, batch in enumerate(touched)), group, hits)
         for touched in sets
+        for group in groups
+        for size in range(len(touched) + 1 if cached else 1)
+        for hits in combinations(touched, size)
         for owner in RANKS
         for first in RANKS
         for turn in (0, 1)
@@ -124,7 +135,8 @@ class _Oracle:
         self.domain_size = domain_size
         self.explored = RANKS if both_ranks else (0,)
         self.program, self.steps, self.num_micro = program, program.steps, program.micro_batches
-        self.keys = make_keys(program.steps)
+        self.keys = make_keys(program.steps, program.parts)
+        self.splits = program.splits
         exchanges = [s.resource for s in program.streams for op in s.ops if op.kind in ALL_TO_ALLS]
         self.alone = bool(exchanges) and not self.meets(exchanges[0])  # each rank owns all keys
         kinds = {op.kind for op in program.ops}
@@ -132,7 +144,7 @@ class _Oracle:
         self.applied = self.find_applied()
         self.contents: list[Any] = []
         self.ids: dict[Any, int] = {}
-        self.cells: dict[tuple[Data, int, int | None], int] = {}
+        self.cells: dict[tuple[Data, int, int | None, Atom], int] = {}
         self.in_pieces = {
             a.data
             for op in program.ops
@@ -143,6 +155,7 @@ class _Oracle:
         self.slots = {b.data: b.slots for b in program.buffers}
         self.groups = [s.resource for s in program.streams]
         self.specs = self.make_specs()
+        self.atoms = {number: cell[3] for cell, number in self.cells.items()}
         self.end = tuple(2 * len(s) for s in self.specs)
         self.seen: dict[Any, set[int]] = {}
         self.memo: dict[Any, Any] = {}
@@ -167,18 +180,49 @@ class _Oracle:
                 found.add(Data.OPTIMIZER)
         return found
 
-    def cell(self, data: Data, slot: int, piece: int | None) -> int:
-        return self.cells.setdefault((data, slot, piece), len(self.cells))
+    def cell(self, data: Data, slot: int, piece: int | None, atom: Atom) -> int:
+        return self.cells.setdefault((data, slot, piece, atom), len(self.cells))
+
+    def atom_of(self, k: int, batch: int) -> Atom:
+        """The atom to which a key belongs in a batch."""
+        key = self.keys[k]
+        names = {key.group}
+        for part in self.splits.parts.values():
+            inside = batch + (part.offset or 0) in key.touched() if part.split.with_batch else batch in key.hits
+            if part.split is not Split.STATIC:
+                names.add(part.name if inside is (part.split in (Split.IN, Split.CACHED)) else f"not {part.name}")
+        return next(atom for atom in self.splits.atoms if names.issuperset(atom))
+
+    @cache  # noqa: B019, an oracle lives for one program
+    def keys_in(self, atom: Atom, batch: int) -> frozenset[int]:
+        """The keys that belong to an atom in a batch."""
+        return frozenset(k for k in range(len(self.keys)) if self.atom_of(k, batch) == atom)
+
+    def in_cell(self, op: Op, access: Access, cell: int) -> frozenset[int]:
+        """The keys that an op may find or leave in a cell: of a state those of its part, else those of its atom."""
+        if access.data in STATES:
+            mine = [atom for atom in self.splits.atoms if op.part in (None, *atom)] or self.splits.atoms
+            return frozenset().union(*(self.keys_in(atom, op.batch) for atom in mine))
+        assert access.batch is not None
+        return self.keys_in(self.atoms[cell], access.batch)
+
+    def holding(self, cells: tuple[int, ...], k: int, batch: int | None) -> int:
+        """The cell, of those of an access, in which a key of a batch is."""
+        assert batch is not None
+        atom = self.atom_of(k, batch)
+        return next(cell for cell in cells if self.atoms[cell] == atom)
 
     def cells_of(self, op: Op, access: Access) -> tuple[int, ...]:
+        atoms = self.splits.touched(op, access)
         if access.data in STATES:
-            return (self.cell(access.data, 0, None),)
+            layers = atoms if access.data is Data.DENSE else ((),)
+            return tuple(self.cell(access.data, 0, None, atom) for atom in layers)
         slot = self.instance(access) % self.slots[access.data]
         if access.data not in self.in_pieces:
-            return (self.cell(access.data, slot, None),)
+            return tuple(self.cell(access.data, slot, None, atom) for atom in atoms)
         everything = op.micro_batch is None or op.kind in REDUCES
         pieces = range(self.num_micro) if everything else (op.micro_batch,)
-        return tuple(self.cell(access.data, slot, piece) for piece in pieces)
+        return tuple(self.cell(access.data, slot, piece, atom) for piece in pieces for atom in atoms)
 
     def instance(self, access: Access) -> int:
         batch = access.batch or 0
@@ -260,7 +304,7 @@ class _Oracle:
         table = self.intern(("state", tuple(frozenset() for _ in self.keys)))
         dense = self.intern(("dense", frozenset()))
         start = {Data.TABLE: table, Data.OPTIMIZER: table, Data.DENSE: dense}
-        memory = tuple(start.get(data, empty) for data, _, _ in self.cells)
+        memory = tuple(start.get(data, empty) for data, *_ in self.cells)
         nothing = (0,) * len(self.specs)
         idle = (None,) * len(self.specs)
         return (nothing, nothing, memory, memory, idle, idle)
@@ -324,6 +368,7 @@ class _Oracle:
 
     def really_start(self, spec: _Spec, rank: int, sample: dict[int, int]) -> list[tuple[int, int]]:
         op = spec.op
+        self.expect_lists(op)
         for access, cells in spec.reads:
             if access.data not in KEYED:
                 for cell in cells:
@@ -333,7 +378,7 @@ class _Oracle:
             for cell in cells:
                 content = self.contents[sample[cell]]
                 if access.data in KEYED:
-                    content = self.keyed_flux(spec, rank, access, content, sample)
+                    content = self.keyed_flux(spec, rank, access, cell, content, sample)
                 else:
                     if content[0] == "flux":
                         raise RaceFoundError(f"{op.ref} and {content[1]} write {access} at the same time")
@@ -343,12 +388,22 @@ class _Oracle:
                 in_flux.append((cell, self.intern(content)))
         return in_flux
 
+    def expect_lists(self, op: Op) -> None:
+        """An op of a part told apart by another batch must read which keys both batches have."""
+        part = self.splits.parts.get(op.part or "")
+        if part is not None and part.split.with_batch:
+            wanted = {op.batch, op.batch + (part.offset or 0)} & set(range(self.steps))
+            if not wanted <= {access.batch for access in op.reads if access.data is Data.OWNED}:
+                raise RaceFoundError(f"{op.ref} does not know which keys are {part.name}")
+
     def is_named(self, op: Op, access: Access, cell: int) -> bool:
         """Whether the cell must hold what the op names: a sum over ranks takes what other micro-batches have added."""
         if op.micro_batch is None or op.kind not in REDUCES:
             return True
         slot = self.instance(access) % self.slots[access.data]
-        return access.data not in self.in_pieces or cell == self.cell(access.data, slot, op.micro_batch)
+        return access.data not in self.in_pieces or cell == self.cell(
+            access.data, slot, op.micro_batch, self.atoms[cell]
+        )
 
     def expect(self, op: Op, access: Access, content: Any, *, named: bool = True) -> None:
         """The cell must hold the instance that is named."""
@@ -357,12 +412,14 @@ class _Oracle:
         if named and access.data is not Data.DENSE and content[:2] != ("whole", self.instance(access)):
             raise RaceFoundError(f"{op.ref} finds {content[:2]} instead of {access}")
 
-    def keyed_flux(self, spec: _Spec, rank: int, access: Access, content: Any, sample: dict[int, int]) -> Any:
+    def keyed_flux(
+        self, spec: _Spec, rank: int, access: Access, cell: int, content: Any, sample: dict[int, int]
+    ) -> Any:
         op = spec.op
         mark = ("flux", op.ref)
         if op.kind is OpKind.LOOKUP:
             return ("rows", mark, tuple(mark for _ in self.keys))
-        targets = self.targets(spec, rank, access, sample)
+        targets = self.targets(spec, rank, access, sample) & self.in_cell(op, access, cell)
         if access.data in STATES:
             return ("state", tuple(mark if k in targets else v for k, v in enumerate(content[1])))
         if content[0] != "rows" or content[1] != access.batch:
@@ -388,7 +445,7 @@ class _Oracle:
         """The list of owned keys that the op reads; without it, it is taken to know them."""
         for access, cells in spec.reads:
             if access.data is Data.OWNED and access.batch == batch:
-                return frozenset(self.contents[sample[cells[0]]][2])
+                return frozenset().union(*(self.contents[sample[cell]][2] for cell in cells))
         return self.routed(rank, batch)
 
     def shared_keys(self, spec: _Spec, rank: int, source: int, sample: dict[int, int]) -> frozenset[int]:
@@ -472,9 +529,10 @@ class _Oracle:
             case Data.OWNED if op.kind is OpKind.ALL_GATHER:
                 return (*head, tuple(sorted({k for peer in peers for k in self.contents[peer[cell]][2]})))
             case Data.OWNED:
-                return (*head, tuple(sorted(self.routed(rank, op.batch))))
+                return (*head, tuple(sorted(self.routed(rank, op.batch) & self.in_cell(op, access, cell))))
             case Data.EMBEDDINGS:
-                return (*head, self.exchanged(spec, rank, sample, peers))
+                asked = self.asked(rank, op.batch) & self.in_cell(op, access, cell)
+                return (*head, self.exchanged(spec, asked, sample, peers))
             case Data.DENSE_GRADS if op.kind in (*REDUCES, OpKind.ALL_GATHER):
                 return self.combined(spec, access, cell, sample, peers)
             case Data.DENSE_GRADS:
@@ -497,14 +555,20 @@ class _Oracle:
             counts.update(dict(self.contents[peer[cell]][2]))
         return (*own[:2], tuple(sorted(counts.items())), own[3] or spec.op.kind is OpKind.REDUCE_SCATTER)
 
-    def exchanged(self, spec: _Spec, rank: int, sample: dict[int, int], peers: list[dict[int, int]]) -> tuple[Any, ...]:
-        """The row versions that arrive at this rank for the keys it asks for, in order of the keys."""
-        rows = [(a, cells[0]) for a, cells in spec.reads if a.data is Data.ROWS]
+    def exchanged(
+        self, spec: _Spec, asked: frozenset[int], sample: dict[int, int], peers: list[dict[int, int]]
+    ) -> tuple[Any, ...]:
+        """The row versions that arrive at a rank for the keys it asks for, in order of the keys."""
+        rows = [(a, cells) for a, cells in spec.reads if a.data is Data.ROWS]
         if not rows:
             return ()
-        access, cell = rows[0]
+        access, cells = rows[0]
+        for cell in cells:
+            if self.contents[sample[cell]][:2] != ("rows", access.batch):
+                raise RaceFoundError(f"{spec.op.ref} finds no {access}")
         found = []
-        for k in sorted(self.asked(rank, spec.op.batch)):
+        for k in sorted(asked):
+            cell = self.holding(cells, k, access.batch)
             holder = sample if self.alone or len(peers) < 2 else peers[self.keys[k].owner]
             content = self.contents[holder[cell]]
             good = content[0] == "rows" and content[1] == access.batch
@@ -531,12 +595,12 @@ class _Oracle:
         if op.kind is OpKind.LOOKUP:
             if now[cell] != marked[cell]:
                 return ("rows", access.batch, tuple(POISON for _ in self.keys))
-            owned = self.owned_keys(spec, rank, op.batch, sample)
+            owned = self.owned_keys(spec, rank, op.batch, sample) & self.in_cell(op, access, cell)
             if not self.alone and any(self.keys[k].owner != rank for k in owned):
                 raise RaceFoundError(f"{op.ref} looks up rows that another rank owns")
             values = self.looked_up(spec, access, now, sample)
             return ("rows", access.batch, tuple(v if k in owned else ABSENT for k, v in enumerate(values)))
-        targets = self.targets(spec, rank, access, sample)
+        targets = self.targets(spec, rank, access, sample) & self.in_cell(op, access, cell)
         if access.data not in STATES and (current[0] != "rows" or current[1] != access.batch):
             if targets:
                 raise RaceFoundError(f"{op.ref} changes {access} but it has become {current[:2]}")
@@ -579,7 +643,8 @@ class _Oracle:
             value = before
             for source in self.sources(spec, access.data):
                 if k in self.shared_keys(spec, rank, source, sample):
-                    from_cell = next(c[0] for a, c in spec.reads if a.data is access.data and a.batch == source)
+                    cells = next(c for a, c in spec.reads if a.data is access.data and a.batch == source)
+                    from_cell = self.holding(cells, k, source)
                     value = self.stable(from_cell, source, k, now, sample)
             return value
         if op.kind is OpKind.ALL_REDUCE_TABLES:
@@ -587,10 +652,11 @@ class _Oracle:
                 return before
             return self.average([self.defined(self.contents[peer[cell]][-1][k]) for peer in peers], op.batch)
         if op.kind is OpKind.WRITE_BACK and not any(a.data is Data.OWNED_GRADS for a, _ in spec.reads):
-            rows = [(a, c[0]) for a, c in spec.reads if a.data is CACHES[access.data]]
+            rows = [(a, c) for a, c in spec.reads if a.data is CACHES[access.data]]
             if not rows:
                 return before
-            value = self.stable(rows[0][1], rows[0][0].batch, k, now, sample)
+            batch = rows[0][0].batch
+            value = self.stable(self.holding(rows[0][1], k, batch), batch, k, now, sample)
         else:
             value = before if not isinstance(before, frozenset) else before | {self.applied_name(op.batch)}
         if not isinstance(value, frozenset):
@@ -616,11 +682,11 @@ class _Oracle:
             for cell in cells:
                 content = self.contents[sample[cell]]
                 if access.data is Data.DENSE and op.kind is not OpKind.UPDATE:
-                    found.append((("dense", op.ref, rank), sample[cell]))
+                    found.append((("dense", op.ref, rank, cell), sample[cell]))
                 elif access.data is Data.EMBEDDINGS and op.kind is OpKind.FORWARD:
                     if any(not isinstance(v, frozenset) for v in content[2]):
                         raise RaceFoundError(f"{op.ref} reads rows that are not defined")
-                    found.append((("rows", op.ref, rank), sample[cell]))
+                    found.append((("rows", op.ref, rank, cell), sample[cell]))
                 elif op.kind is OpKind.UPDATE and access.data is Data.DENSE_GRADS:
                     found.append((("grads", op.ref, rank, cell), sample[cell]))
                 elif access.data is Data.OWNED_GRADS and content[2] != ((rank,) if self.alone else RANKS):
@@ -631,9 +697,9 @@ class _Oracle:
 
     def look_at_the_end(self, state: Any) -> None:
         for rank in RANKS:
-            for (data, _, _), content in zip(self.cells, state[2 + rank], strict=True):
-                if data in self.applied:
-                    self.seen.setdefault(("end", data, rank), set()).add(content)
+            for cell, content in zip(self.cells, state[2 + rank], strict=True):
+                if cell[0] in self.applied:
+                    self.seen.setdefault(("end", cell[0], rank, cell), set()).add(content)
 
     def judge_grads(self, content: Any) -> str:
         """Whether what an update applies to dense parameters is the sum over ranks."""
@@ -665,7 +731,8 @@ class _Oracle:
 
     def judge_rows(self, outcome: Outcome, name: Any, values: tuple[Any, ...]) -> None:
         batch, rank = name[1].batch, name[2]
-        for k, value in zip(sorted(self.asked(rank, batch)), values, strict=bool(values)):
+        asked = self.asked(rank, batch) & self.keys_in(self.atoms[name[3]], batch)
+        for k, value in zip(sorted(asked), values, strict=bool(values)):
             earlier = [b for b in self.keys[k].touched() if b < batch]
             behind = self.behind(value, earlier, name, Data.TABLE)
             if earlier:

@@ -28,7 +28,7 @@ def damaged_buffers(loop: Loop) -> Iterator[tuple[str, Loop]]:
         for verb in ("reads", "writes"):
             accesses = getattr(op, verb)
             for i, access in enumerate(accesses):
-                name = f"{op.kind} without {verb} {access.data} t{(access.batch or 0):+d}"
+                name = f"{op.name} without {verb} {access.data} t{(access.batch or 0):+d}"
                 yield name, _with_op(loop, op, replace(op, **{verb: (*accesses[:i], *accesses[i + 1 :])}))
 
 
@@ -49,14 +49,14 @@ def shifted_micro_batches(loop: Loop) -> Iterator[tuple[str, Loop]]:
             for i, ref in enumerate(op.after):
                 if isinstance(ref.micro_batch, int):
                     new = replace(ref, micro_batch=ref.micro_batch + by)
-                    name = f"{op.kind} after {ref.kind} m{ref.micro_batch + by:+d}"
+                    name = f"{op.name} after {ref.kind} m{ref.micro_batch + by:+d}"
                     yield name, _with_op(loop, op, replace(op, after=(*op.after[:i], new, *op.after[i + 1 :])))
 
 
 def damaged_collectives(loop: Loop) -> Iterator[tuple[str, Loop]]:
     """Every op dropped, every stream moved to every other group, dense gradients summed in every other way."""
     for op in loop.ops:
-        yield f"without {op.kind}", _without(loop, op)
+        yield f"without {op.name}", _without(loop, op)
     for s, stream in enumerate(loop.streams):
         for group in sorted(GROUPS - {stream.resource}) if stream.resource in GROUPS else ():
             streams = (*loop.streams[:s], replace(stream, resource=group), *loop.streams[s + 1 :])
@@ -74,8 +74,8 @@ def damaged_collectives(loop: Loop) -> Iterator[tuple[str, Loop]]:
 
 def _without(loop: Loop, dropped: Op) -> Loop:
     def change(op: Op) -> Op | None:
-        after = tuple(ref for ref in op.after if ref.kind is not dropped.kind)
-        return None if op.kind is dropped.kind else replace(op, after=after)
+        after = tuple(ref for ref in op.after if ref.name != dropped.name)
+        return None if op.name == dropped.name else replace(op, after=after)
 
     return map_ops(loop, change)
 
@@ -139,7 +139,7 @@ def _without_a_wait(loop: Loop) -> Iterator[tuple[str, Loop]]:
     for op in loop.ops:
         for i, ref in enumerate(op.after):
             after = (*op.after[:i], *op.after[i + 1 :])
-            yield f"{op.kind} without after {ref.kind} t{ref.batch:+d}", _with_op(loop, op, replace(op, after=after))
+            yield f"{op.name} without after {ref.name} t{ref.batch:+d}", _with_op(loop, op, replace(op, after=after))
 
 
 def _swapped(loop: Loop) -> Iterator[tuple[str, Loop]]:
@@ -172,10 +172,10 @@ def _shifted(loop: Loop) -> Iterator[tuple[str, Loop]]:
                 verb: tuple(replace(a, batch=batch) if a.batch == op.batch else a for a in getattr(op, verb))
                 for verb in ("reads", "writes")
             }
-            yield f"{op.kind} shifted by {by:+d}", _with_op(loop, op, replace(op, batch=batch, **own))
+            yield f"{op.name} shifted by {by:+d}", _with_op(loop, op, replace(op, batch=batch, **own))
             for i, ref in enumerate(op.after):
                 after = (*op.after[:i], replace(ref, batch=ref.batch + by), *op.after[i + 1 :])
-                yield f"{op.kind} after {ref.kind} t{ref.batch + by:+d}", _with_op(loop, op, replace(op, after=after))
+                yield f"{op.name} after {ref.name} t{ref.batch + by:+d}", _with_op(loop, op, replace(op, after=after))
             for i, access in enumerate(op.reads):
                 if access.batch is not None and access.batch != op.batch:
                     reads = (*op.reads[:i], replace(access, batch=access.batch + by), *op.reads[i + 1 :])

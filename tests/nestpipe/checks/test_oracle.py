@@ -151,6 +151,18 @@ def test_every_damaged_collective_is_judged_as_all_interleavings_show(name: str)
     assert not all_disagreements(list(damaged_collectives(small(name))), 4, complete=False)
 
 
+@pytest.mark.parametrize(("name", "stride"), [("examples/pec.txt", 12), ("examples/mixed.txt", 24)])
+def test_damaged_schedules_with_parts_are_judged_as_all_interleavings_show(name: str, stride: int) -> None:
+    assert not all_disagreements([("as it is", small(name))], 2, complete=False)
+    assert not all_disagreements(every_damage(small(name))[::stride], 2, complete=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["examples/pec.txt", "examples/mixed.txt"])
+def test_every_damaged_schedule_with_parts_is_judged_as_all_interleavings_show(name: str) -> None:
+    assert not all_disagreements(every_damage(small(name)), 3, complete=False)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", names())
 def test_every_other_damage_is_judged_as_all_interleavings_show(name: str) -> None:
