@@ -1,4 +1,4 @@
-"""What several commands share: output formats, provenance, progress."""
+"""What several commands share: provenance, digests, decimal places, progress."""
 
 from __future__ import annotations
 
@@ -7,18 +7,9 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 
-__all__ = ["Format", "decimals", "digest", "progress", "provenance"]
-
-
-class Format(StrEnum):
-    """How a result is printed."""
-
-    TEXT = "text"
-    JSON = "json"
-    CSV = "csv"
+__all__ = ["decimals", "digest", "progress", "provenance"]
 
 
 def provenance(**facts: object) -> dict[str, object]:

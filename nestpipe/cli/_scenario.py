@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import typer
 
 from nestpipe.base import NestPipeError
-from nestpipe.cli._common import Format, progress, provenance
+from nestpipe.cli._common import progress, provenance
+from nestpipe.cli._render import Format, flat, render
 from sim.scenario import Grid, load_scenario, warnings, with_keys_known
-from sim.sweep import digest, estimate
+from sim.sweep import Estimate, digest, estimate
 
-__all__ = ["counting", "dry_run", "facts_of", "heading", "load", "plain", "records"]
+__all__ = ["counting", "dry_run", "facts_of", "load"]
 
 
 def load(path: Path) -> Grid:
@@ -64,23 +60,6 @@ def key_facts(grid: Grid) -> dict[str, object]:
     }
 
 
-def heading(facts: Mapping[str, object]) -> str:
-    """The provenance as comment lines."""
-    return "\n".join(f"# {key}: {value}" for key, value in facts.items())
-
-
-def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """The rows of a table for JSON: None for what is missing."""
-    return [{str(key): plain(value) for key, value in row.items()} for row in frame.to_dict("records")]
-
-
-def plain(value: Any) -> Any:
-    """A value as JSON knows it."""
-    if value is None or value is pd.NA or (isinstance(value, float) and not math.isfinite(value)):
-        return None
-    return value.item() if hasattr(value, "item") else value
-
-
 @contextmanager
 def counting(total: int, what: str) -> Iterator[Callable[[int, int], None]]:
     """A progress bar for a sweep: told how many of how many configurations are done."""
@@ -108,23 +87,31 @@ def dry_run(grid: Grid, output: Format, *, workers: int, dask: str | None, where
     }
     seconds = found.seconds(workers)
     facts = facts_of(grid)
-    if output is not Format.TEXT:
-        result = {
-            "provenance": facts,
-            "axes": axes,
-            "grid_size": found.grid_size,
-            "configurations": found.num_points,
-            "rungs": [{"configurations": num, "seeds": seeds} for num, seeds in found.rungs],
-            "sampled": found.sampled,
-            "invalid_in_sample": found.invalid,
-            "seconds_per_configuration": found.point_s,
-            "workers": workers,
-            "estimated_seconds": seconds,
-            "out": None if where is None else str(where),
-        }
-        typer.echo(json.dumps(result, indent=1) if output is Format.JSON else _pairs(result), nl=output is Format.JSON)
-        return
-    lines = [heading(facts), "", f"Would evaluate {found.num_points:,} of {found.grid_size:,} configurations:"]
+    document = {
+        "axes": axes,
+        "grid_size": found.grid_size,
+        "configurations": found.num_points,
+        "rungs": [{"configurations": num, "seeds": seeds} for num, seeds in found.rungs],
+        "sampled": found.sampled,
+        "invalid_in_sample": found.invalid,
+        "seconds_per_configuration": found.point_s,
+        "workers": workers,
+        "estimated_seconds": seconds,
+        "out": None if where is None else str(where),
+    }
+    on = f"each worker of {dask}" if dask else f"{workers} worker{'s' if workers > 1 else ''}"
+    last = "Writes nothing" if where is None else f"Would write to {where}"
+    render(
+        output,
+        facts=facts,
+        document=lambda: document,
+        rows=lambda: flat({"provenance": facts, **document}, separator="; "),
+        text=lambda: "\n".join([*_would(found, axes), f"Takes about {_duration(seconds)} on {on}", last]),
+    )
+
+
+def _would(found: Estimate, axes: Mapping[str, list[object]]) -> list[str]:
+    lines = ["", f"Would evaluate {found.num_points:,} of {found.grid_size:,} configurations:"]
     for name, values in axes.items():
         shown = ", ".join(f"{each:.4g}" if isinstance(each, float) else str(each) for each in values[:12]) + (
             ", ..." if len(values) > 12 else ""
@@ -133,34 +120,8 @@ def dry_run(grid: Grid, output: Format, *, workers: int, dask: str | None, where
     if len(found.rungs) > 1:
         for number, (num, seeds) in enumerate(found.rungs):
             lines.append(f"  rung {number}: {num:,} configurations, {'all' if seeds is None else seeds} seeds")
-    lines.append("")
-    lines.append(
-        f"Measured on {found.sampled} of them: {1000 * found.point_s:.1f} ms each on one core"
-        + (f", {found.invalid} of the sample invalid" if found.invalid else "")
-    )
-    on = f"the workers of {dask}" if dask else f"{workers} worker{'s' if workers > 1 else ''}"
-    lines.append(f"Takes about {_duration(seconds)} on {on if not dask else f'each worker of {dask}'}")
-    lines.append("Writes nothing" if where is None else f"Would write to {where}")
-    typer.echo("\n".join(lines))
-
-
-def _pairs(result: Mapping[str, Any]) -> str:
-    """A result as CSV: a line per number with its dotted path; several values of one axis apart by semicolons."""
-    table = io.StringIO()
-    writer = csv.writer(table, lineterminator="\n")
-    writer.writerow(["name", "value"])
-    for name, value in result.items():
-        if isinstance(value, Mapping):
-            writer.writerows([f"{name}.{key}", _words(each)] for key, each in value.items())
-        elif isinstance(value, list):
-            writer.writerows([f"{name}.{i}.{key}", each] for i, row in enumerate(value) for key, each in row.items())
-        else:
-            writer.writerow([name, value])
-    return table.getvalue()
-
-
-def _words(value: object) -> object:
-    return "; ".join(map(str, value)) if isinstance(value, list) else value
+    invalid = f", {found.invalid} of the sample invalid" if found.invalid else ""
+    return [*lines, "", f"Measured on {found.sampled} of them: {1000 * found.point_s:.1f} ms each on one core{invalid}"]
 
 
 def _variant(variant: Any) -> str:

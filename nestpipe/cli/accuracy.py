@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from nestpipe.base import GIB, MIB
-from nestpipe.cli._common import Format
+from nestpipe.cli._render import Format, Output, render
 from sim.network import Given, Predicted, predict_log
 from topologies.imports import load_topology
 
@@ -33,21 +30,17 @@ def accuracy(
     fit: Annotated[
         str, typer.Option(metavar="NAME", help="A fit of the protocols: all, or one without a machine's logs.")
     ] = "all",
-    output: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TEXT,
+    output: Output = Format.TEXT,
 ) -> None:
     """What a simulation would charge for every measured collective, and how far off that is."""
     cluster = None if topology is None else load_topology(topology)
     rows = [row for log in logs for row in predict_log(log, cluster, given=curves, fit=fit)]
-    if output is Format.JSON:
-        typer.echo(json.dumps({"curves": curves, "fit": fit, "rows": [_record(row) for row in rows]}, indent=1))
-    elif output is Format.CSV:
-        text = io.StringIO()
-        writer = csv.DictWriter(text, list(_record(rows[0])), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(_record(row) for row in rows)
-        typer.echo(text.getvalue(), nl=False)
-    else:
-        typer.echo(_text(rows))
+    render(
+        output,
+        document=lambda: {"curves": curves, "fit": fit, "rows": [_record(row) for row in rows]},
+        rows=lambda: [_record(row) for row in rows],
+        text=lambda: _text(rows),
+    )
 
 
 def _record(row: Predicted) -> dict[str, Any]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +10,8 @@ import typer
 from nestpipe.base import ScheduleError, unknown_name
 from nestpipe.checks import Report, check_programs, report_document, report_table, report_text
 from nestpipe.checks import check as check_loop
-from nestpipe.cli._common import Format, digest, provenance
+from nestpipe.cli._common import digest, provenance
+from nestpipe.cli._render import Format, Output, as_csv, heading, render
 from nestpipe.ir import STATES, Data, Loop, Program, parse_programs, show, with_micro_batches
 from nestpipe.schedules import load, names
 
@@ -37,7 +35,7 @@ def check(
         list[str] | None,
         typer.Option("--buffer-bytes", metavar="DATA=BYTES", help="Size of one instance of a buffer; one per buffer."),
     ] = None,
-    output: Annotated[Format, typer.Option("--format", help="How to print.")] = Format.TEXT,
+    output: Output = Format.TEXT,
 ) -> None:
     """Say which version every read sees, or show the race, the deadlock or the broken rule, without running it.
 
@@ -45,26 +43,19 @@ def check(
     """
     loaded = _load(schedule)
     report = _report(loaded, micro_batches, domain_size, _sizes(buffer_bytes or []))
-    typer.echo(_printed(report, loaded, output), nl=False)
+    facts = provenance(
+        schedule_digest=digest("".join(map(show, loaded)) if isinstance(loaded, tuple) else show(loaded))
+    )
+    render(
+        output,
+        facts=facts,
+        document=lambda: report_document(report),
+        rows=lambda: heading(facts) + as_csv(report_table(report)),
+        text=lambda: "\n" + report_text(report, loaded).removesuffix("\n"),
+        indent=2,
+    )
     if not report.allowed(allow_staleness):
         raise typer.Exit(1)
-
-
-def _printed(report: Report, loaded: Loop | tuple[Program, ...], output: Format) -> str:
-    text = "".join(map(show, loaded)) if isinstance(loaded, tuple) else show(loaded)
-    facts = provenance(schedule_digest=digest(text))
-    head = "".join(f"# {name}: {fact}\n" for name, fact in facts.items())
-    if output is Format.JSON:
-        document = {"provenance": facts, **report_document(report)}
-        return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
-    if output is Format.CSV:
-        table = io.StringIO()
-        columns = ("schedule", "verdict", "distance", "through", "rows_behind", "optimizer_behind")
-        writer = csv.DictWriter(table, columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(report_table(report))
-        return head + table.getvalue()
-    return head + "\n" + report_text(report, loaded)
 
 
 def _load(name_or_file: str) -> Loop | tuple[Program, ...]:

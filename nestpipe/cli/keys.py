@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import time
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +11,8 @@ import numpy as np
 import typer
 
 from nestpipe.base import TraceError, write_text
-from nestpipe.cli._common import Format, provenance
+from nestpipe.cli._common import provenance
+from nestpipe.cli._render import Format, Output, flat, render
 from traces.keys import (
     CodedStream,
     KeyFiles,
@@ -49,7 +46,6 @@ Sequence = Annotated[
     int | None,
     typer.Option(min=1, metavar="ITEMS", help="Group rows into user histories of this length: first column the user."),
 ]
-FormatOption = Annotated[Format, typer.Option("--format", help="How to print the result.")]
 
 
 def keys(
@@ -64,7 +60,7 @@ def keys(
         bool, typer.Option("--resample", help="Where the file is too short, draw samples with replacement.")
     ] = False,
     seed: Seed = 0,
-    output: FormatOption = Format.TEXT,
+    output: Output = Format.TEXT,
 ) -> None:
     """Unique ratio, overlap, skew and splits of a key stream, by batch, micro-batch, rank and owner."""
     _check_sizes(batch, world_size, micro_batches)
@@ -94,7 +90,7 @@ def keys(
         if statistics.world_size <= _MATRIX_UP_TO and statistics.origin == "measured":
             result["splits"]["matrix"] = split_matrix(coded, batch, statistics.world_size).tolist()
     result["notes"] = notes
-    _print(result, output, _keys_text)
+    render(output, document=lambda: result, rows=lambda: flat(result), text=lambda: _keys_text(result), indent=2)
 
 
 def cluster(
@@ -113,7 +109,7 @@ def cluster(
             "--out", "-o", metavar="FILE.csv", help="Write sample, batch and micro-batch; one --micro-batches."
         ),
     ] = None,
-    output: FormatOption = Format.TEXT,
+    output: Output = Format.TEXT,
 ) -> None:
     """Put samples that share keys into the same micro-batch, and say how many rows are then sent twice."""
     numbers = sorted(set(micro_batches or [n for n in (2, 4, 8, 16, 32) if n <= batch]))
@@ -132,7 +128,7 @@ def cluster(
         "unique_rows": statistics.unique_keys_per_rank,
         "micro_batches": [_cluster_row(stream, batch, number, seed, out) for number in numbers],
     }
-    _print(result, output, _cluster_text)
+    render(output, document=lambda: result, rows=lambda: flat(result), text=lambda: _cluster_text(result), indent=2)
 
 
 def _check_sizes(batch: int, world_size: int, micro_batches: int) -> None:
@@ -251,28 +247,6 @@ def _cluster_row(stream: KeyStream, batch: int, number: int, seed: int, out: Pat
         "duplicate_rows_in_order": duplicates(in_order),
         "duplicate_rows_random": duplicates(shuffled),
     }
-
-
-def _print(result: dict[str, Any], output: Format, text: Callable[[dict[str, Any]], str]) -> None:
-    if output is Format.JSON:
-        typer.echo(json.dumps(result, indent=2))
-    elif output is Format.CSV:
-        buffer = io.StringIO()
-        writer = csv.writer(buffer, lineterminator="\n")
-        writer.writerow(["name", "value"])
-        writer.writerows(_flat("", result))
-        typer.echo(buffer.getvalue(), nl=False)
-    else:
-        typer.echo(text(result))
-
-
-def _flat(prefix: str, value: Any) -> list[tuple[str, Any]]:
-    """Nested results as (path, value) rows."""
-    if isinstance(value, dict):
-        return [row for name, one in value.items() for row in _flat(f"{prefix}.{name}" if prefix else str(name), one)]
-    if isinstance(value, list) and any(isinstance(one, dict | list) for one in value):
-        return [row for index, one in enumerate(value) for row in _flat(f"{prefix}.{index}", one)]
-    return [(prefix, " ".join(str(one) for one in value) if isinstance(value, list) else value)]
 
 
 def _number(value: Any) -> str:

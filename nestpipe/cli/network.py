@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from nestpipe.cli._common import Format, progress
+from nestpipe.cli._common import progress
+from nestpipe.cli._render import Format, Output, render
 
 __all__ = ["network"]
 
@@ -22,7 +22,7 @@ def network(
     draws: Annotated[
         int, typer.Option("--draws", min=0, help="Perturbed runs that give the range of a chaotic case; 0: none.")
     ] = 0,
-    output: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TEXT,
+    output: Output = Format.TEXT,
 ) -> None:
     """Completion times of communication on shared links, as a max-min fair fluid, flow by flow.
 
@@ -40,19 +40,33 @@ def network(
             found = evaluate_cases(file, only=only, num_draws=draws, progress=told)
     except (CaseError, TopologyError) as error:
         raise type(error)(f"{cases}: {error}") from None
-    if output is Format.JSON:
-        typer.echo(json.dumps(found))
-        return
-    if output is Format.CSV:
-        typer.echo("id,flow,time_s,wall_s")
-        for case in found["cases"]:
-            typer.echo(f"{case['id']},,{case['completion_time_s']!r},{case['wall_s']:.6f}")
-        for case in found["basic_cases"]:
-            for flow, finish in enumerate(case["finish_s"]):
-                typer.echo(f"{case['id']},{flow},{finish!r},")
-        return
+    render(
+        output,
+        document=lambda: found,
+        rows=lambda: _rows(found),
+        text=lambda: "\n".join(_lines(found, draws)),
+        indent=None,
+    )
+
+
+def _rows(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """A row per case, and per flow of a basic case."""
+    return [
+        *(
+            {"id": case["id"], "flow": None, "time_s": case["completion_time_s"], "wall_s": f"{case['wall_s']:.6f}"}
+            for case in found["cases"]
+        ),
+        *(
+            {"id": case["id"], "flow": flow, "time_s": finish, "wall_s": None}
+            for case in found["basic_cases"]
+            for flow, finish in enumerate(case["finish_s"])
+        ),
+    ]
+
+
+def _lines(found: dict[str, Any], draws: int) -> list[str]:
     width = max((len(case["id"]) for case in [*found["cases"], *found["basic_cases"]]), default=4)
-    typer.echo(f"{'case':<{width}} {'completion_s':>14} {'flows':>9} {'rows':>9} {'wall_s':>9}  note")
+    lines = [f"{'case':<{width}} {'completion_s':>14} {'flows':>9} {'rows':>9} {'wall_s':>9}  note"]
     for case in found["cases"]:
         note = ""
         if case["chaos"] == "chaotic":
@@ -60,10 +74,11 @@ def network(
             note = f"chaotic: {min(drawn):.6g} to {max(drawn):.6g} s in {len(drawn)} draws"
         elif draws and case["chaos"] == "not tried":
             note = "not tried whether it is chaotic: too many flows"
-        typer.echo(
+        lines.append(
             f"{case['id']:<{width}} {case['completion_time_s']:>14.9g} {case['flows']:>9} {case['rows']:>9} "
             f"{case['wall_s']:>9.4f}  {note}".rstrip()
         )
     for case in found["basic_cases"]:
         finish = case["finish_s"]
-        typer.echo(f"{case['id']:<{width}} {max(finish, default=0.0):>14.9g} {len(finish):>9}")
+        lines.append(f"{case['id']:<{width}} {max(finish, default=0.0):>14.9g} {len(finish):>9}")
+    return lines

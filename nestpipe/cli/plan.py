@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,8 +12,9 @@ import pandas as pd
 import typer
 
 from nestpipe.base import CaseError, bytes_text, write_text
-from nestpipe.cli._common import Format, decimals
-from nestpipe.cli._scenario import counting, dry_run, facts_of, heading, load, plain, records
+from nestpipe.cli._common import decimals
+from nestpipe.cli._render import Format, Output, as_json, render
+from nestpipe.cli._scenario import counting, dry_run, facts_of, load
 from reports.runs import Column, text
 from sim.scenario import Grid, Plan
 from sim.scenario import plan as make
@@ -37,7 +37,7 @@ def plan(
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="How many configurations to list.")] = 5,
     dry: Annotated[bool, typer.Option("--dry-run", help="Say what would run and how long it takes.")] = False,
-    output: Annotated[Format, typer.Option("--format")] = Format.TEXT,
+    output: Output = Format.TEXT,
 ) -> None:
     """The best configuration that meets a scenario's constraints, the front, what it rests on, and the runner-up.
 
@@ -58,47 +58,46 @@ def plan(
             results = read_results(sweep_to(out, grid, workers=workers, dask=dask, progress=tell))
     found = make(grid, results, top=top)
     facts = facts_of(grid, objective=f"{'minimise' if found.minimise else 'maximise'} {found.metric}")
-    cannot = _cannot_be(results)
-    as_json = json.dumps(_json(found, facts, cannot), indent=1)
-    if output is Format.JSON:
-        typer.echo(as_json)
-    elif output is Format.CSV:
-        typer.echo(found.ranked.to_csv(index=False, lineterminator="\n"), nl=False)
-    else:
-        typer.echo("\n".join([heading(facts), "", *_text(grid, found, cannot)]))
+    invalid = _invalid(results)
+    render(
+        output,
+        facts=facts,
+        document=lambda: _json(found, invalid),
+        rows=lambda: found.ranked,
+        text=lambda: "\n".join(["", *_text(grid, found, invalid)]),
+    )
     if out is not None:
-        write_text(out / "plan.json", as_json)
+        write_text(out / "plan.json", as_json(_json(found, invalid), facts))
         for path in (out / "plan.json", _draw(grid, results, found, out)):
             typer.echo(f"wrote {path}", err=True)
 
 
-def _cannot_be(results: pd.DataFrame) -> dict[str, int]:
+def _invalid(results: pd.DataFrame) -> dict[str, int]:
     """How many configurations were not evaluated, by reason, the most frequent first."""
     reasons = results[results["status"] != "ok"]["reason"].value_counts()
     return {str(reason): int(count) for reason, count in reasons.items()}
 
 
-def _json(found: Plan, facts: Mapping[str, object], cannot: Mapping[str, int]) -> dict[str, Any]:
+def _json(found: Plan, invalid: Mapping[str, int]) -> dict[str, Any]:
     return {
-        "provenance": dict(facts),
         "evaluated": found.evaluated,
         "feasible": found.feasible,
-        "cannot_be": dict(cannot),
+        "cannot_be": dict(invalid),
         "infeasible_clusters": dict(found.excluded),
-        "best": {key: plain(value) for key, value in found.best.items()},
+        "best": dict(found.best),
         "rests_on": found.rests_on(),
-        "runner_up": None if found.runner_up is None else {k: plain(v) for k, v in found.runner_up.items()},
-        "ranked": records(found.ranked),
-        "front": records(found.front),
-        "by_micro_batches": records(found.by_micro_batches),
+        "runner_up": None if found.runner_up is None else dict(found.runner_up),
+        "ranked": found.ranked.to_dict("records"),
+        "front": found.front.to_dict("records"),
+        "by_micro_batches": found.by_micro_batches.to_dict("records"),
         "sensitivity": [dataclasses.asdict(move) | {"span": move.span} for move in found.moves],
-        "constraints": records(found.margins),
+        "constraints": found.margins.to_dict("records"),
         "memory": None if found.need is None else {"device": dict(found.need.device), "host": dict(found.need.host)},
         "goodput": None if found.goodput is None else dataclasses.asdict(found.goodput),
     }
 
 
-def _text(grid: Grid, found: Plan, cannot: Mapping[str, int]) -> list[str]:
+def _text(grid: Grid, found: Plan, invalid: Mapping[str, int]) -> list[str]:
     rests = ", ".join(f"{share:.0%} {name}" for name, share in found.rests_on().items())
     lines = ["Recommended: " + _words(grid, found.best), "  limited by " + str(found.best["limit"])]
     lines.append(f"  busiest: {found.best['busiest']}, {100 * found.best['busiest_share']:.0f} % of the step")
@@ -107,8 +106,8 @@ def _text(grid: Grid, found: Plan, cannot: Mapping[str, int]) -> list[str]:
         best, other = float(found.best[found.metric]), float(found.runner_up[found.metric])
         worse = f"{100 * abs(other / best - 1):.1f} % worse in" if best else f"{other:.4g} against 0 in"
         lines.append(f"Runner-up: {_words(grid, found.runner_up)}; {worse} {found.metric}")
-    lines += ["", "Invalid configurations:"] if cannot else []
-    lines += [f"  {count:,} x {reason}" for reason, count in list(cannot.items())[:5]]
+    lines += ["", "Invalid configurations:"] if invalid else []
+    lines += [f"  {count:,} x {reason}" for reason, count in list(invalid.items())[:5]]
     for name, why in found.excluded.items():
         lines += ["", f"Cluster {name} is infeasible: {why.rpartition(chr(10))[0] or why}"]
     counts = f"{found.feasible:,} feasible of {found.evaluated:,} evaluated"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +11,7 @@ import typer
 from executor.compute import Compute
 from nestpipe.base import CaseError, write_text
 from nestpipe.cli._bench import Backend, Device, Patience, Realtime, Timeout, WorldSize
-from nestpipe.cli._common import Format
+from nestpipe.cli._render import Format, Output, render
 
 if TYPE_CHECKING:
     from traces.workloads import CostTable
@@ -34,7 +33,7 @@ def profile(
     device: Device = "cpu",
     timeout_s: Timeout = 600.0,
     patience_s: Patience = 60.0,
-    output: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TEXT,
+    output: Output = Format.TEXT,
 ) -> None:
     """Measure op costs: serial runs over sizes and link rates, and pairs of ops at the same time.
 
@@ -77,11 +76,7 @@ def _show(table: CostTable, out: Path, output: Format) -> None:
     from nestpipe.validate import cost_fits, costs_text
     from traces.workloads import COST_COLUMNS
 
-    if output is Format.CSV:
-        typer.echo(table.rows[list(COST_COLUMNS)].to_csv(index=False), nl=False)
-    elif output is Format.TEXT:
-        typer.echo(costs_text(table, str(out)))
-    else:
+    def document() -> dict[str, object]:
         rows = [
             {
                 "variant": fit.variant,
@@ -94,4 +89,12 @@ def _show(table: CostTable, out: Path, output: Format) -> None:
             }
             for fit in cost_fits(table)
         ]
-        typer.echo(json.dumps({"cost_table": str(out), "digest": table.digest, "meta": dict(table.meta), "rows": rows}))
+        return {"cost_table": str(out), "digest": table.digest, "meta": dict(table.meta), "rows": rows}
+
+    render(
+        output,
+        document=document,
+        rows=lambda: table.rows[list(COST_COLUMNS)],
+        text=lambda: costs_text(table, str(out)),
+        indent=None,
+    )

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-import numpy as np
 import pandas as pd
 import typer
 
 from nestpipe.base import NS_PER_MS, NestPipeError, TraceError, ns_to_us, unknown_name
-from nestpipe.cli._common import Format, digest, provenance
+from nestpipe.cli._common import digest, provenance
+from nestpipe.cli._render import Format, Output, render
 from nestpipe.ir import show, with_micro_batches
 from nestpipe.schedules import load, names
-from reports.runs import Column, csv, parts, text
+from reports.runs import Column, parts, text
 from sim.costs import Mode, Options, Run, TraceCosts, TraceWorkload, require_runnable, run
 from sim.engine import Anchor, Scales, anchor
 from sim.engine import replay as replay_trace
@@ -55,7 +54,7 @@ def replay(
     compute_scale: Annotated[float, typer.Option(min=0, help="Factor on device ops, replaying as recorded.")] = 1.0,
     host_scale: Annotated[float, typer.Option(min=0, help="Factor on host time, replaying as recorded.")] = 1.0,
     transfer_scale: Annotated[float, typer.Option(min=0, help="Factor on transfers, replaying as recorded.")] = 1.0,
-    output: Annotated[Format, typer.Option("--format")] = Format.TEXT,
+    output: Output = Format.TEXT,
 ) -> None:
     """Runs a recorded trace again: op by op as it was (or with scaled parts), or its op costs under a schedule."""
     frame = _frame(paths)
@@ -133,24 +132,13 @@ def _as_recorded(
     steps = result.steps.assign(
         recorded_ms=result.steps["recorded_ns"] / NS_PER_MS, replayed_ms=result.steps["replayed_ns"] / NS_PER_MS
     )
-    if output is Format.CSV:
-        typer.echo(csv(result.steps), nl=False)
-        return
-    facts = provenance(traces=[path.name for path in paths], **scales)
-    if output is Format.JSON:
-        rows = [
-            {**row, "relative_error": None if np.isnan(row["relative_error"]) else row["relative_error"]}
-            for row in result.steps.to_dict("records")
-        ]
-        worst = max((abs(row["relative_error"]) for row in rows if row["relative_error"] is not None), default=None)
-        document = {"provenance": facts, "anchor": anchored, "steps": rows, "worst_relative_error": worst}
-        if result.notes:
-            document["notes"] = list(result.notes)
-        typer.echo(json.dumps(document, indent=1))
-        return
-    for key, value in facts.items():
-        typer.echo(f"# {key}: {value}")
-    _echo_anchor(found, anchored)
+
+    def document() -> dict[str, Any]:
+        rows, errors = result.steps.to_dict("records"), result.steps["relative_error"].dropna()
+        worst = errors.abs().max() if len(errors) else None
+        notes = {"notes": list(result.notes)} if result.notes else {}
+        return {"anchor": anchored, "steps": rows, "worst_relative_error": worst, **notes}
+
     columns = [
         Column(name="rank"),
         Column(name="step"),
@@ -158,13 +146,19 @@ def _as_recorded(
         Column(name="replayed_ms", header="replayed (ms)", digits=3),
         Column(name="relative_error", header="change (%)", digits=2, scale=100, sign=True),
     ]
-    typer.echo(text(steps, columns))
-    typer.echo("".join(f"\nnote: {note}" for note in result.notes), nl=bool(result.notes))
+    render(
+        output,
+        facts=provenance(traces=[path.name for path in paths], **scales),
+        document=document,
+        rows=lambda: result.steps,
+        text=lambda: "\n".join(
+            [*_anchor_lines(found, anchored), text(steps, columns), *(f"\nnote: {note}" for note in result.notes)]
+        ),
+    )
 
 
-def _echo_anchor(found: Anchor | None, facts: dict[str, Any]) -> None:
-    lines = [f"WARNING: {each}" for each in facts["warnings"]] if found is None else found.lines()
-    typer.echo("\n".join([*lines, ""]))
+def _anchor_lines(found: Anchor | None, facts: dict[str, Any]) -> list[str]:
+    return [*([f"WARNING: {each}" for each in facts["warnings"]] if found is None else found.lines()), ""]
 
 
 def _under_schedule(
@@ -213,8 +207,14 @@ def _under_schedule(
         world_size=options.world_size,
         seed=seed,
     )
-    result = {"provenance": facts, "anchor": anchored, **_result(run(loop, workload, None, options))}
-    _print_run(result, loop.name, output, found)
+    result = {"anchor": anchored, **_result(run(loop, workload, None, options))}
+    render(
+        output,
+        facts=facts,
+        document=lambda: result,
+        rows=lambda: [{"part": part, "ms": ms} for part, ms in result["parts_ms"].items()],
+        text=lambda: "\n".join([*_anchor_lines(found, anchored), *_run_lines(result, loop.name)]),
+    )
 
 
 def _result(run: Run) -> dict[str, Any]:
@@ -235,25 +235,16 @@ def _result(run: Run) -> dict[str, Any]:
     }
 
 
-def _print_run(result: dict[str, Any], schedule: str, output: Format, found: Anchor | None) -> None:
-    if output is Format.CSV:
-        typer.echo("part,ms")
-        for part, ms in result["parts_ms"].items():
-            typer.echo(f"{part},{ms!r}")
-        return
-    if output is Format.JSON:
-        typer.echo(json.dumps(result, indent=1))
-        return
-    for key, value in result["provenance"].items():
-        typer.echo(f"# {key}: {value}")
-    _echo_anchor(found, result["anchor"])
-    typer.echo(parts({schedule: result["parts_ms"]}, title="Where the step goes"))
-    typer.echo(f"\nWhat limits this step: {result['limit']}")
-    rests = result["critical_cycle_rests_on"]
-    words = ", ".join(f"{share:.0%} {name}" for name, share in rests.items() if share)
+def _run_lines(result: dict[str, Any], schedule: str) -> list[str]:
+    words = ", ".join(f"{share:.0%} {name}" for name, share in result["critical_cycle_rests_on"].items() if share)
     missing = len(result["without_cost"])
     nothing = f", and on {missing} kinds of op that are not in the trace and cost nothing" if missing else ""
     share = result["anchor"].get("classified_share")
     of = f", of the {share:.1%} of the device time that is classified" if share is not None and share < 0.995 else ""
-    typer.echo(f"It rests on numbers that are {words}{of}{nothing}")
-    typer.echo("\n".join(["", "Assumed:", *(f"  {each}" for each in result["assumptions"])]))
+    return [
+        parts({schedule: result["parts_ms"]}, title="Where the step goes"),
+        f"\nWhat limits this step: {result['limit']}",
+        f"It rests on numbers that are {words}{of}{nothing}",
+        "\nAssumed:",
+        *(f"  {each}" for each in result["assumptions"]),
+    ]

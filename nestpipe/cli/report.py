@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from nestpipe.base import write_text
-from nestpipe.cli._common import Format, provenance
+from nestpipe.cli._common import provenance
+from nestpipe.cli._render import Format, Output, render
 from reports.html import page
 from reports.runs import as_csv, as_json, as_text, compare, read_rows, read_run, read_side
 
@@ -47,21 +47,18 @@ def diff(
     tolerance_percent: Annotated[
         float | None, typer.Option(min=0, help="Exit with 1 if step latency differs by more than this.")
     ] = None,
-    output: Annotated[Format, typer.Option("--format")] = Format.TEXT,
+    output: Output = Format.TEXT,
 ) -> None:
     """Compares two runs, simulated or measured, op by op: step latency, where the step goes, and what changed."""
     (name_a, timeline_a), (name_b, timeline_b) = read_side(a), read_side(b)
     result = compare(timeline_a, timeline_b, names=(name_a, name_b if name_b != name_a else f"{name_b} (B)"))
-    facts = provenance(a=a, b=b)
-    if output is Format.JSON:
-        facts = {key: str(value) for key, value in facts.items()}
-        typer.echo(json.dumps({"provenance": facts, **as_json(result)}, indent=1))
-    elif output is Format.CSV:
-        typer.echo(as_csv(result), nl=False)
-    else:
-        for key, value in facts.items():
-            typer.echo(f"# {key}: {value}")
-        typer.echo(as_text(result, most=most))
+    render(
+        output,
+        facts=provenance(a=str(a), b=str(b)),
+        document=lambda: as_json(result),
+        rows=lambda: as_csv(result),
+        text=lambda: as_text(result, most=most),
+    )
     before, after = result.a.metrics.step_latency_ms, result.b.metrics.step_latency_ms
     if tolerance_percent is not None and abs(after / before - 1) * 100 > tolerance_percent:
         typer.echo(

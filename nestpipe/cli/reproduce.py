@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +9,8 @@ import pandas as pd
 import typer
 
 from nestpipe.base import output_dir, write_text
-from nestpipe.cli._common import Format, progress, provenance
+from nestpipe.cli._common import progress, provenance
+from nestpipe.cli._render import Format, Output, render
 from reports.runs import csv, parts, results, text
 from sim.costs import Reproduction
 from sim.costs import reproduce as run_all
@@ -23,7 +23,7 @@ def reproduce(
     case: Annotated[str, typer.Option(metavar="NAME|FILE", help="A published cluster.")] = "nestpipe_paper",
     steps: Annotated[int, typer.Option(help="Batches per run.")] = 20,
     out: Annotated[Path | None, typer.Option("--out", "-o", metavar="DIR", help="Write plots and tables here.")] = None,
-    output: Annotated[Format, typer.Option("--format")] = Format.TEXT,
+    output: Output = Format.TEXT,
 ) -> None:
     """Fits the baseline's rows of a published cluster, predicts every other row, and prints both side by side."""
     the_case = load_case(case)
@@ -34,21 +34,20 @@ def reproduce(
     rows = pd.DataFrame(
         [{name: getattr(row, name) for name in row.__slots__} for row in result.rows],
     )
-    facts = provenance(case=the_case.case, source=the_case.source, steps=steps)
-    if output is Format.JSON:
-        typer.echo(json.dumps(_json(result, facts), indent=1))
-    elif output is Format.CSV:
-        typer.echo(csv(rows), nl=False)
-    else:
-        typer.echo(_text(result, rows, facts))
+    render(
+        output,
+        facts=provenance(case=the_case.case, source=the_case.source, steps=steps),
+        document=lambda: _json(result),
+        rows=lambda: rows,
+        text=lambda: _text(result, rows),
+    )
     if out is not None:
         for path in _draw(result, rows, out):
             typer.echo(f"wrote {path}", err=True)
 
 
-def _json(result: Reproduction, facts: dict[str, object]) -> dict[str, object]:
+def _json(result: Reproduction) -> dict[str, object]:
     return {
-        "provenance": facts,
         "rows": [{name: getattr(row, name) for name in row.__slots__} for row in result.rows],
         "fit": {name: getattr(result.work, name).text() for name in result.work.__slots__},
         "assumptions": [
@@ -69,11 +68,10 @@ def _json(result: Reproduction, facts: dict[str, object]) -> dict[str, object]:
     }
 
 
-def _text(result: Reproduction, rows: pd.DataFrame, facts: dict[str, object]) -> str:
+def _text(result: Reproduction, rows: pd.DataFrame) -> str:
     case = result.case
     headline = case.headline_world_size
-    lines = [f"# {key}: {value}" for key, value in facts.items()]
-    lines += ["", case.title, ""]
+    lines = ["", case.title, ""]
     lines.append(f"Fitted on the {len(case.fit)} row(s) of {case.baseline.method} alone:")
     lines += [f"  {name:<14}{getattr(result.work, name).text()}" for name in result.work.__slots__]
     shown = rows[rows["published"].notna()].drop(columns=["relative_error"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Final
@@ -11,8 +10,9 @@ import pandas as pd
 import typer
 
 from nestpipe.base import CaseError, output_dir, write_text
-from nestpipe.cli._common import Format, progress
-from nestpipe.cli._scenario import dry_run, facts_of, heading, load, records
+from nestpipe.cli._common import progress
+from nestpipe.cli._render import Format, Output, render
+from nestpipe.cli._scenario import dry_run, facts_of, load
 from reports.runs import text
 from sim.scenario import Grid, Scaling, require_plain
 from sim.scenario import scale as run
@@ -29,7 +29,7 @@ def scale(
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", metavar="DIR", help="Write plots and tables here.")] = None,
     dry: Annotated[bool, typer.Option("--dry-run", help="Say what would run and how long it takes.")] = False,
-    output: Annotated[Format, typer.Option("--format")] = Format.TEXT,
+    output: Output = Format.TEXT,
 ) -> None:
     """Scaling efficiency and QPS of every schedule against workers, and what limits it where it falls off.
 
@@ -49,21 +49,19 @@ def scale(
     with progress() as say:
         found = run(grid, threshold=wanted, progress=say)
     found = _with_reach(grid, found)
-    facts = facts_of(grid, base_world_size=found.base_world_size)
-    if output is Format.CSV:
-        typer.echo(found.rows.to_csv(index=False, lineterminator="\n"), nl=False)
-    elif output is Format.JSON:
-        result = {
-            "provenance": facts,
+    render(
+        output,
+        facts=facts_of(grid, base_world_size=found.base_world_size),
+        document=lambda: {
             "threshold": found.threshold,
             "base_world_size": found.base_world_size,
-            "rows": records(found.rows),
-            "limits": records(found.limits),
+            "rows": found.rows.to_dict("records"),
+            "limits": found.limits.to_dict("records"),
             "missing": list(found.missing),
-        }
-        typer.echo(json.dumps(result, indent=1))
-    else:
-        typer.echo("\n".join([heading(facts), "", *_text(grid, found)]))
+        },
+        rows=lambda: found.rows,
+        text=lambda: "\n".join(["", *_text(grid, found)]),
+    )
     if out is not None:
         for path in _draw(found, out):
             typer.echo(f"wrote {path}", err=True)

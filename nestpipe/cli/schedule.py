@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 from dataclasses import replace
 from typing import Annotated
 
 import typer
 
-from nestpipe.cli._common import Format
+from nestpipe.cli._render import Format, Output, render
 from nestpipe.ir import show, unroll, with_micro_batches
 from nestpipe.schedules import load, names
 
@@ -20,23 +17,14 @@ __all__ = ["list_", "show_"]
 ScheduleName = Annotated[str, typer.Argument(metavar="NAME|FILE", help="A catalogue name or a file of schedule text.")]
 
 
-def list_(output: Annotated[Format, typer.Option("--format")] = Format.TEXT) -> None:
+def list_(output: Output = Format.TEXT) -> None:
     """The schedules of the catalogue, one line each."""
     rows = [{"name": name, "description": load(name).doc.replace("\n", " ")} for name in names()]
-    if output is Format.JSON:
-        typer.echo(json.dumps({"schedules": rows}, indent=1))
-        return
-    if output is Format.CSV:
-        table = io.StringIO()
-        writer = csv.DictWriter(table, ("name", "description"), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        typer.echo(table.getvalue(), nl=False)
-        return
-    for row in rows:
-        typer.echo(
-            f"{row['name']:<16} {row['description'].removeprefix(row['name'] + ': ').split('. ')[0].rstrip('.')}"
-        )
+    render(output, document=lambda: {"schedules": rows}, rows=lambda: rows, text=lambda: "\n".join(map(_line, rows)))
+
+
+def _line(row: dict[str, str]) -> str:
+    return f"{row['name']:<16} {row['description'].removeprefix(row['name'] + ': ').split('. ')[0].rstrip('.')}"
 
 
 def show_(

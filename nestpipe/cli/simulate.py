@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -11,11 +10,12 @@ from typing import Annotated, Any
 import typer
 
 from nestpipe.base import CaseError, ns_to_ms
-from nestpipe.cli._common import Format, digest, provenance
+from nestpipe.cli._common import digest, provenance
+from nestpipe.cli._render import Format, render
 from nestpipe.ir import Loop, show
 from nestpipe.schedules import load
 from nestpipe.timeline import metric_values
-from reports.runs import Column, csv, parts, results, table, text, write_run
+from reports.runs import Column, parts, results, table, text, write_run
 from sim.costs import (
     CaseWorkload,
     ModelWorkload,
@@ -229,7 +229,7 @@ def simulate(
         from reports.figures import load_figure, save
 
         save(load_figure(found.load, f"{schedule} on {topology}, {world_size:,} ranks"), load_plot)
-    _print(output, result)
+    render(output, facts=facts, document=lambda: result, rows=lambda: result["rows"], text=lambda: _text(result))
 
 
 def _ratios(
@@ -326,41 +326,32 @@ def _resources(run: Run, status: str) -> dict[str, Any]:
     }
 
 
-def _print(output: Format, result: dict[str, Any]) -> None:
-    rows = table(result["rows"])
-    if output is Format.JSON:
-        typer.echo(json.dumps(result, indent=1))
-    elif output is Format.CSV:
-        typer.echo(csv(rows), nl=False)
-    else:
-        for key, value in result["provenance"].items():
-            typer.echo(f"# {key}: {value}")
-        base = f"{result['scaling_efficiency_relative_to']:,} workers"
-        typer.echo(f"# speedup over {result['speedup_relative_to']}, scaling efficiency relative to {base}")
-        typer.echo(results(rows))
-        typer.echo()
-        typer.echo(parts({str(result["schedule"]): result["parts_ms"]}, title="Where the step goes"))
-        typer.echo()
-        limit = result["limit"]
-        bound_ms = ns_to_ms(limit["step_ns"])
-        typer.echo(
-            f"What limits this step without jitter and contention, {bound_ms:,.2f} ms, "
-            f"per {limit['iterations']} iteration(s): {limit['text']}"
-        )
-        if "load" in result and result["metrics"]["step_latency_ms"] > 1.001 * bound_ms:
-            busiest = max(result["load"], key=lambda each: each["utilisation"])
-            typer.echo(
-                f"The rest is contention or jitter; busiest: {busiest['resource']}, {busiest['utilisation']:.0%} full"
-            )
-        if "stages" in result:
-            _print_stages(result)
-        if "keys" in result:
-            _print_keys(result["keys"])
-        shares = ", ".join(f"{share:.1%} {name}" for name, share in result["critical_cycle_rests_on"].items())
-        typer.echo(f"The critical cycle rests on numbers that are {shares}")
+def _text(result: dict[str, Any]) -> str:
+    base = f"{result['scaling_efficiency_relative_to']:,} workers"
+    limit = result["limit"]
+    bound_ms = ns_to_ms(limit["step_ns"])
+    lines = [
+        f"# speedup over {result['speedup_relative_to']}, scaling efficiency relative to {base}",
+        results(table(result["rows"])),
+        "",
+        parts({str(result["schedule"]): result["parts_ms"]}, title="Where the step goes"),
+        "",
+        f"What limits this step without jitter and contention, {bound_ms:,.2f} ms, "
+        f"per {limit['iterations']} iteration(s): {limit['text']}",
+    ]
+    if "load" in result and result["metrics"]["step_latency_ms"] > 1.001 * bound_ms:
+        busiest = max(result["load"], key=lambda each: each["utilisation"])
+        full = f"{busiest['resource']}, {busiest['utilisation']:.0%} full"
+        lines.append(f"The rest is contention or jitter; busiest: {full}")
+    if "stages" in result:
+        lines += _stages(result)
+    if "keys" in result:
+        lines += _keys(result["keys"])
+    shares = ", ".join(f"{share:.1%} {name}" for name, share in result["critical_cycle_rests_on"].items())
+    return "\n".join([*lines, f"The critical cycle rests on numbers that are {shares}"])
 
 
-def _print_stages(result: dict[str, Any]) -> None:
+def _stages(result: dict[str, Any]) -> list[str]:
     """What sets the time of each op, and how full links and hosts are."""
     columns = [
         Column(name="kind"),
@@ -369,12 +360,17 @@ def _print_stages(result: dict[str, Any]) -> None:
         Column(name="utilisation", header="full (%)", digits=1, scale=100),
         Column(name="origin"),
     ]
-    typer.echo("\n" + text(table(result["stages"]), columns, title="What sets the time of each op"))
     load = [Column(name="resource"), Column(name="utilisation", header="full over the run (%)", digits=1, scale=100)]
-    typer.echo("\n" + text(table(result["load"]), load, title="Load of links and hosts") + "\n")
+    return [
+        "",
+        text(table(result["stages"]), columns, title="What sets the time of each op"),
+        "",
+        text(table(result["load"]), load, title="Load of links and hosts"),
+        "",
+    ]
 
 
-def _print_keys(keys: dict[str, Any]) -> None:
+def _keys(keys: dict[str, Any]) -> list[str]:
     """What of the step comes from the key files, and where each ratio is from."""
     columns = [
         Column(name="drives"),
@@ -385,5 +381,4 @@ def _print_keys(keys: dict[str, Any]) -> None:
         Column(name="basis", header="from"),
     ]
     title = f"Sizes from {', '.join(keys['files'])} ({keys['file_format']}, {keys['order']} order)"
-    typer.echo(text(table(keys["rows"]), columns, title=title))
-    typer.echo("".join(f"note: {note}\n" for note in keys["notes"]))
+    return [text(table(keys["rows"]), columns, title=title), *(f"note: {note}" for note in keys["notes"]), ""]

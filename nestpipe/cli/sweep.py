@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from pathlib import Path
@@ -12,8 +11,9 @@ import pandas as pd
 import typer
 
 from nestpipe.base import CaseError, unknown_name
-from nestpipe.cli._common import Format, decimals
-from nestpipe.cli._scenario import counting, dry_run, facts_of, heading, load, records
+from nestpipe.cli._common import decimals
+from nestpipe.cli._render import Format, Output, render
+from nestpipe.cli._scenario import counting, dry_run, facts_of, load
 from reports.runs import Column, text
 from sim.scenario import Grid, break_even, edges
 from sim.sweep import read_results, sweep_to
@@ -49,7 +49,7 @@ def sweep(
     baseline: Annotated[str, typer.Option(help="The schedule that gains on the map refer to.")] = "sync",
     pays_at: Annotated[float, typer.Option(help="The gain from which a schedule pays, as a factor.")] = 1.0,
     dry: Annotated[bool, typer.Option("--dry-run", help="Say what would run and how long it takes.")] = False,
-    output: Annotated[Format, typer.Option("--format")] = Format.TEXT,
+    output: Output = Format.TEXT,
 ) -> None:
     """Evaluates every configuration of a scenario, or those its search picks, and says where schedules stop paying.
 
@@ -90,20 +90,28 @@ def _axes(grid: Grid, text: str | None, baseline: str) -> list[str]:
 def _print(
     grid: Grid, results: pd.DataFrame, axes: list[str], baseline: str, pays_at: float, output: Format, out: Path | None
 ) -> None:
-    facts = facts_of(grid)
     gains = break_even(results, *axes, baseline=baseline) if axes else None
-    if output is Format.CSV:
-        typer.echo((results if gains is None else gains).to_csv(index=False, lineterminator="\n"), nl=False)
-    elif output is Format.JSON:
-        result: dict[str, Any] = {"provenance": facts, "rows": records(results)}
-        if gains is not None:
-            result["gains"] = records(gains)
-            result["edges"] = records(edges(gains, *axes, pays_at=pays_at))
-        typer.echo(json.dumps(result, indent=1))
-    else:
-        typer.echo("\n".join([heading(facts), "", *_text(grid, results)]))
-        if gains is not None:
-            typer.echo(_edges_text(edges(gains, *axes, pays_at=pays_at), axes, baseline, pays_at))
+    found = None if gains is None else edges(gains, *axes, pays_at=pays_at)
+
+    def document() -> dict[str, Any]:
+        more = (
+            {}
+            if gains is None or found is None
+            else {"gains": gains.to_dict("records"), "edges": found.to_dict("records")}
+        )
+        return {"rows": results.to_dict("records"), **more}
+
+    def lines() -> list[str]:
+        more = [] if found is None else [_edges_text(found, axes, baseline, pays_at)]
+        return ["", *_text(grid, results), *more]
+
+    render(
+        output,
+        facts=facts_of(grid),
+        document=document,
+        rows=lambda: results if gains is None else gains,
+        text=lambda: "\n".join(lines()),
+    )
     if out is not None:
         typer.echo(f"wrote {out / 'results.parquet'}", err=True)
         if gains is not None:

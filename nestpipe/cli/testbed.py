@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -21,15 +19,9 @@ from executor.testbed import (
     temporary,
 )
 from nestpipe.base import CaseError
+from nestpipe.cli._render import Format, Output, render
 
 __all__ = ["check", "down", "rates_of", "run", "up"]
-
-
-class OutputFormat(StrEnum):
-    """How results are printed."""
-
-    TEXT = "text"
-    JSON = "json"
 
 
 WorldSize = Annotated[int, typer.Option(help="Number of ranks.")]
@@ -37,7 +29,6 @@ Rate = Annotated[
     list[float] | None, typer.Option("--rate-mbit-per-s", help="Link rate in Mbit/s; once, or once per rank.")
 ]
 Burst = Annotated[int, typer.Option(help="Bytes that an idle link lets through at once.")]
-Format = Annotated[OutputFormat, typer.Option("--format", help="Form of the result.")]
 
 
 def rates_of(world_size: int, rates_mbit_per_s: list[float] | None) -> tuple[int, ...]:
@@ -110,28 +101,26 @@ def check(
     tolerance: Annotated[
         float, typer.Option(help="Largest allowed difference from the set rate, as a fraction.")
     ] = 0.05,
-    output_format: Format = OutputFormat.TEXT,
+    output: Output = Format.TEXT,
 ) -> None:
     """Measure what shaped links really carry here; exit 1 if a rate is off by more than the tolerance."""
     with temporary(rates_of(world_size, rate), burst_bytes=burst_bytes) as bed:
         found = check_links(bed, seconds=seconds)
-    if output_format is OutputFormat.JSON:
-        rows = [
-            {
-                "rank": link.rank,
-                "mode": link.mode,
-                "shaped_bits_per_s": link.shaped_bits_per_s,
-                "measured_bits_per_s": round(link.measured_bits_per_s),
-                "status": "measured",
-            }
-            for link in found
-        ]
-        print(json.dumps({"rows": rows}, indent=2))
-    else:
-        for link in found:
-            print(
-                f"rank {link.rank}  {link.mode:<12} shaped {link.shaped_bits_per_s / 1e6:g} Mbit/s  "
-                f"measured {link.measured_bits_per_s / 1e6:.1f} Mbit/s  ratio {link.ratio:.3f}"
-            )
+    rows = [
+        {
+            "rank": link.rank,
+            "mode": link.mode,
+            "shaped_bits_per_s": link.shaped_bits_per_s,
+            "measured_bits_per_s": round(link.measured_bits_per_s),
+            "status": "measured",
+        }
+        for link in found
+    ]
+    lines = (
+        f"rank {link.rank}  {link.mode:<12} shaped {link.shaped_bits_per_s / 1e6:g} Mbit/s  "
+        f"measured {link.measured_bits_per_s / 1e6:.1f} Mbit/s  ratio {link.ratio:.3f}"
+        for link in found
+    )
+    render(output, document=lambda: {"rows": rows}, rows=lambda: rows, text=lambda: "\n".join(lines), indent=2)
     if any(abs(link.ratio - 1) > tolerance for link in found):
         raise typer.Exit(1)

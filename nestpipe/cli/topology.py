@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
 from nestpipe.base import TopologyError, TraceError
-from nestpipe.cli._common import Format
+from nestpipe.cli._render import Format, Output, render
 from sim.network import Collectives, read_curves
 from topologies.cluster import Cluster, Quantity, load_cluster, names
 from topologies.fabric import Fabric
@@ -18,24 +17,22 @@ from topologies.imports import load_topology
 __all__ = ["list_", "measured", "show_"]
 
 
-FormatOption = Annotated[Format, typer.Option("--format", help="How to print the result.")]
-
-
-def list_(output: FormatOption = Format.TEXT) -> None:
+def list_(output: Output = Format.TEXT) -> None:
     """The clusters of the catalogue, one line each."""
     clusters = [load_cluster(name) for name in names()]
-    if output is Format.JSON:
-        typer.echo(
-            json.dumps({"topologies": [{"name": c.name, "description": c.description} for c in clusters]}, indent=1)
-        )
-        return
-    if output is Format.CSV:
-        typer.echo("name,accelerator,ranks_per_node,ranks_default,ranks_max")
-        for c in clusters:
-            typer.echo(f'{c.name},"{c.accelerator.name}",{c.ranks_per_node},{c.ranks_default},{c.ranks_max}')
-        return
-    for cluster in clusters:
-        typer.echo(f"{cluster.name:<14} up to {cluster.ranks_max:>6,} ranks  {cluster.description}")
+    columns = "name,accelerator,ranks_per_node,ranks_default,ranks_max\n"
+    render(
+        output,
+        document=lambda: {"topologies": [{"name": c.name, "description": c.description} for c in clusters]},
+        rows=lambda: (
+            columns
+            + "".join(
+                f'{c.name},"{c.accelerator.name}",{c.ranks_per_node},{c.ranks_default},{c.ranks_max}\n'
+                for c in clusters
+            )
+        ),
+        text=lambda: "\n".join(f"{c.name:<14} up to {c.ranks_max:>6,} ranks  {c.description}" for c in clusters),
+    )
 
 
 def show_(
@@ -51,7 +48,7 @@ def show_(
         str, typer.Option("--like", help="Whose accelerators and hosts fill in what another tool's file leaves out.")
     ] = "dgx_h100",
     plot: Annotated[Path | None, typer.Option("--plot", help="Draw it to a .png, .svg or .pdf file.")] = None,
-    output: FormatOption = Format.TEXT,
+    output: Output = Format.TEXT,
 ) -> None:
     """Tiers, bisection bandwidth, memory and host resources of a cluster, with the source of each number."""
     cluster = _cluster(name, like, group or [])
@@ -61,14 +58,15 @@ def show_(
         from reports.figures import save, topology_figure
 
         save(topology_figure(cluster, ranks), plot)
-    if output is Format.JSON:
-        typer.echo(json.dumps(facts, indent=1))
-    elif output is Format.CSV:
-        typer.echo("where,key,value,source")
-        for row in facts["numbers"]:
-            typer.echo(f'{row["where"]},{row["key"]},{row["value"]!r},"{row["source"]}"')
-    else:
-        typer.echo(_text(facts))
+    render(
+        output,
+        document=lambda: facts,
+        rows=lambda: (
+            "where,key,value,source\n"
+            + "".join(f'{row["where"]},{row["key"]},{row["value"]!r},"{row["source"]}"\n' for row in facts["numbers"])
+        ),
+        text=lambda: _text(facts),
+    )
 
 
 def measured(
@@ -81,34 +79,36 @@ def measured(
     collective: Annotated[
         str | None, typer.Option("--collective", help="Only this one, for example all_to_all.")
     ] = None,
-    output: FormatOption = Format.TEXT,
+    output: Output = Format.TEXT,
 ) -> None:
     """Measured collectives beside a cluster: leave-one-size-out residuals, and the share of the hardware reached."""
     cluster = _cluster(name, "dgx_h100", group or [])
     rows = [_measured_row(cluster, curve) for curve in read_curves(log, collective)]
-    if output is Format.JSON:
-        typer.echo(json.dumps({"topology": cluster.name, "curves": rows}, indent=1))
-        return
-    if output is Format.CSV:
-        typer.echo(",".join(rows[0]) if rows else "collective")
-        for row in rows:
-            typer.echo(",".join("" if value is None else str(value) for value in row.values()))
-        return
-    typer.echo(f"{log} beside {cluster.name}; residuals: each inner size predicted from the others")
-    typer.echo(
-        f"{'collective':<16}{'ranks':>6} {'dtype':<8}{'place':<5}{'sizes':>6}{'median':>9}{'worst':>9}"
-        f"{'at bytes':>14}{'largest bytes':>15}{'measured ms':>13}{'hardware ms':>13}{'reached':>9}"
+    render(
+        output,
+        document=lambda: {"topology": cluster.name, "curves": rows},
+        rows=lambda: rows or "collective\n",
+        text=lambda: "\n".join([f"{log} beside {cluster.name}; {_RESIDUALS}", _HEAD, *map(_measured_line, rows)]),
     )
-    for row in rows:
-        residuals = [row["residual_median"], row["residual_worst"]]
-        shown = "".join(f"{'-' if value is None else f'{value:.1%}':>9}" for value in residuals)
-        hardware = "-" if row["hardware_ns"] is None else f"{row['hardware_ns'] / 1e6:.4g}"
-        reached = "-" if row["reached"] is None else f"{row['reached']:.1%}"
-        typer.echo(
-            f"{row['collective']:<16}{row['world_size']:>6} {row['dtype']:<8}{'in' if row['in_place'] else 'out':<5}"
-            f"{row['num_sizes']:>6}{shown}{row['residual_worst_bytes'] or '-':>14}{row['largest_bytes']:>15}"
-            f"{row['measured_ns'] / 1e6:>13.4g}{hardware:>13}{reached:>9}"
-        )
+
+
+_RESIDUALS: Final = "residuals: each inner size predicted from the others"
+_HEAD: Final = (
+    f"{'collective':<16}{'ranks':>6} {'dtype':<8}{'place':<5}{'sizes':>6}{'median':>9}{'worst':>9}"
+    f"{'at bytes':>14}{'largest bytes':>15}{'measured ms':>13}{'hardware ms':>13}{'reached':>9}"
+)
+
+
+def _measured_line(row: dict[str, Any]) -> str:
+    residuals = [row["residual_median"], row["residual_worst"]]
+    shown = "".join(f"{'-' if value is None else f'{value:.1%}':>9}" for value in residuals)
+    hardware = "-" if row["hardware_ns"] is None else f"{row['hardware_ns'] / 1e6:.4g}"
+    reached = "-" if row["reached"] is None else f"{row['reached']:.1%}"
+    return (
+        f"{row['collective']:<16}{row['world_size']:>6} {row['dtype']:<8}{'in' if row['in_place'] else 'out':<5}"
+        f"{row['num_sizes']:>6}{shown}{row['residual_worst_bytes'] or '-':>14}{row['largest_bytes']:>15}"
+        f"{row['measured_ns'] / 1e6:>13.4g}{hardware:>13}{reached:>9}"
+    )
 
 
 def _measured_row(cluster: Cluster, curve: Any) -> dict[str, Any]:

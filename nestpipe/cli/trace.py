@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -11,11 +10,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-import pandas as pd
 import typer
 
 from nestpipe.base import TraceError, output_dir
-from nestpipe.cli._common import Format, provenance
+from nestpipe.cli._common import provenance
+from nestpipe.cli._render import Format, Output, render
 from traces.formats import import_to, write_chakra, write_kineto, write_perfetto
 from traces.table import read_table, write_table
 
@@ -57,7 +56,7 @@ def import_(
     partial: Annotated[
         bool, typer.Option("--partial", help="Take the whole events of files that are cut short.")
     ] = False,
-    output: Annotated[Format, typer.Option("--format", help="How to print the summary.")] = Format.TEXT,
+    output: Output = Format.TEXT,
 ) -> None:
     """Read profiler traces, execution traces, benchmark logs and workloads into one trace table."""
     if out is not None:
@@ -67,12 +66,13 @@ def import_(
     progress = _Progress()
     with progress.context:
         summary = import_to(out, paths, partial=partial, on_file=progress.file)
-    if output is Format.JSON:
-        typer.echo(json.dumps({"provenance": provenance(), **summary}, indent=2, allow_nan=False))
-    elif output is Format.CSV:
-        typer.echo(_csv(summary), nl=False)
-    else:
-        typer.echo(_text(summary, out))
+    render(
+        output,
+        document=lambda: {"provenance": provenance(), **summary},
+        rows=lambda: _rows(summary),
+        text=lambda: _text(summary, out),
+        indent=2,
+    )
 
 
 _RANK_COLUMNS = (
@@ -87,12 +87,11 @@ _LOG_COLUMNS = (
 )
 
 
-def _csv(summary: dict[str, Any]) -> str:
+def _rows(summary: dict[str, Any]) -> list[dict[str, Any]]:
     """A line per rank; for benchmarks, which have no ranks, a line per collective and world size."""
     logs = summary.get("collective_logs", [])
     rows, columns = (summary["ranks"], _RANK_COLUMNS) if summary["ranks"] or not logs else (logs, _LOG_COLUMNS)
-    chosen = [{name: row.get(name) for name in columns} for row in rows]
-    return pd.DataFrame(chosen, columns=list(columns)).to_csv(index=False)
+    return [{name: row.get(name) for name in columns} for row in rows]
 
 
 def _text(summary: dict[str, Any], out: str | None) -> str:

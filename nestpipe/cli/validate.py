@@ -11,7 +11,8 @@ import typer
 from executor.compute import Compute
 from nestpipe.base import CaseError
 from nestpipe.cli._bench import Backend, Device, Patience, Realtime, Timeout, WorldSize
-from nestpipe.cli._common import Format, progress, provenance
+from nestpipe.cli._common import progress, provenance
+from nestpipe.cli._render import Format, Output, render
 
 __all__ = ["validate"]
 
@@ -45,7 +46,7 @@ def validate(
     ] = None,
     timeout_s: Timeout = 600.0,
     patience_s: Patience = 60.0,
-    output: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TEXT,
+    output: Output = Format.TEXT,
 ) -> None:
     """Predict every configuration of a grid, write the predictions down, run them all, and compare op by op.
 
@@ -101,10 +102,14 @@ def validate(
         return
     if history is not None:
         library.append_history(history, found.summary, out / "history.png")
+    render(
+        output,
+        document=found.document,
+        indent=None,
+        rows=found.to_csv,
+        text=lambda: library.validation_text(found),
+    )
     if output is Format.TEXT:
-        typer.echo(library.validation_text(found))
         print("predicted means computed before the run and written to predictions.json", file=sys.stderr)
-    else:
-        typer.echo(found.to_json() if output is Format.JSON else found.to_csv(), nl=output is Format.JSON)
     if not found.summary["mean_absolute_error"] <= tolerance:
         raise typer.Exit(1)

@@ -55,14 +55,17 @@ class Validation:
         ]
 
     def to_json(self, indent: int | None = None) -> str:
-        """Everything but the outcomes as JSON text."""
-        value = {
+        """The document as JSON text."""
+        return to_json(self.document(), indent)
+
+    def document(self) -> dict[str, object]:
+        """Everything but the outcomes."""
+        return {
             "provenance": self.provenance,
             "summary": self.summary,
             "kinds": self.kinds.to_dict("records"),
             "rows": self.records(),
         }
-        return to_json(value, indent)
 
     def to_csv(self) -> str:
         """The rows as CSV."""
