@@ -1,7 +1,8 @@
 """Whether what an update applies to the dense parameters is the sum over all ranks, each gradient counted once.
 
 Dense parameters are replicated over the world. A collective on `world` reaches every replica; one on `domain` and one
-on `replica` reach every replica together, since each pair of ranks is joined by one step of each. The gradients of the
+on `replica` reach every replica together, since each pair of ranks is joined by one step of each; so do `node` and
+`rail`. The gradients of the
 micro-batches of a batch accumulate in one buffer, so that a collective sums all that have been added so far.
 """
 
@@ -10,12 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from nestpipe.ir import MicroIndex, OpKind, Resource
+from nestpipe.ir import ACROSS, MicroIndex, OpKind, Resource
 
 __all__ = ["Reductions"]
 
 #: Groups which together connect every rank with every other exactly once.
-_WHOLE: Final = ((Resource.WORLD,), (Resource.DOMAIN, Resource.REPLICA))
+_WHOLE: Final = ({Resource.WORLD}, *({group, across} for group, across in ACROSS.items()))
 
 
 @dataclass(slots=True)
@@ -45,8 +46,8 @@ class Reductions:
         if self.shards:
             return "sharded"
         for groups in self.summed.values():
-            if tuple(sorted(groups)) in _WHOLE:
+            whole = set(groups) in _WHOLE
+            if whole and len(groups) == len(set(groups)):
                 continue
-            twice = len(set(groups)) < len(groups) or (Resource.WORLD in groups and len(groups) > 1)
-            return "reduced-twice" if twice else "unreduced"
+            return "reduced-twice" if len(groups) > 1 else "unreduced"
         return None

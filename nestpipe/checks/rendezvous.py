@@ -42,7 +42,7 @@ def messages_meet(program: Program) -> Stuck | None:
     if not on:
         return None
     both = [replace(program, name=f"{program.name}.{rank}", ranks=(rank,)) for rank in (0, 1)]
-    return run_together(both, 1 if Resource.REPLICA in on else 2)
+    return run_together(both, 1 if {Resource.REPLICA, Resource.RAIL} & on else 2)
 
 
 def run_together(programs: Sequence[Program], domain_size: int | None = None) -> Stuck | None:
@@ -128,9 +128,9 @@ class _Run:
     def partner(self, rank: int, stream: Stream, op: Op) -> tuple[int, str, Op] | None:
         """Rank, stream and op at the other end of a message, if that has come to it."""
         resource = stream.resource if stream.resource in GROUPS else Resource.WORLD
-        group = group_of(resource, rank, self.domain_size)
+        group = group_of(resource, rank, self.domain_size, self.domain_size)
         wanted = replace(op.ref, kind=_PARTNER[op.kind])
-        for peer in group_ranks(resource, group, len(self.by_rank), self.domain_size):
+        for peer in group_ranks(resource, group, len(self.by_rank), self.domain_size, self.domain_size):
             for other in self.by_rank[peer].streams if peer != rank else ():
                 head = self.started(peer, other.name)
                 if head is not None and head.ref == wanted:
@@ -145,8 +145,8 @@ class _Run:
         """The ranks that an op has to meet: its group for a collective, else the rank alone."""
         if op.kind not in COLLECTIVES:
             return (rank,)
-        group = group_of(stream.resource, rank, self.domain_size)
-        return group_ranks(stream.resource, group, len(self.by_rank), self.domain_size)
+        group = group_of(stream.resource, rank, self.domain_size, self.domain_size)
+        return group_ranks(stream.resource, group, len(self.by_rank), self.domain_size, self.domain_size)
 
     def stuck(self) -> Stuck | None:
         heads = []

@@ -11,6 +11,7 @@ from typing import Final, TypeAlias
 
 from nestpipe.checks.report import Finding, Verdict, WitnessStep
 from nestpipe.ir import (
+    ACROSS,
     ALL,
     ALL_TO_ALLS,
     CACHES,
@@ -125,7 +126,7 @@ def _streams(schedule: Schedule) -> Complaints:
         for op in stream.ops:
             kind = KINDS[op.kind]
             if not kind.any_stream and kind.collective is not (stream.resource in GROUPS):
-                wanted = "a group: world, domain or replica" if kind.collective else "no group"
+                wanted = f"a group: {', '.join(sorted(GROUPS))}" if kind.collective else "no group"
                 yield op, f"stream {stream.name} is bound to {stream.resource}, but {op.kind} needs {wanted}; move it"
 
 
@@ -150,7 +151,7 @@ def _groups(schedule: Schedule) -> Complaints:
     if owners is None:
         return
     first, group = owners
-    replicas = {Resource.DOMAIN: Resource.REPLICA, Resource.REPLICA: Resource.DOMAIN}.get(group)
+    replicas = ACROSS.get(group)
     for op, resource in on:
         if op.kind in ALL_TO_ALLS and resource is not group:
             yield (

@@ -38,6 +38,9 @@ _MESSAGES: Final = {
     "sharded": "{op} applies dense gradients of which each rank holds a shard; gather them before, or use all_reduce",
     "reduced-twice": "{op} applies dense gradients that have been summed over the same ranks more than once; gradients "
     "of micro-batches accumulate, so sum them once, after the last backward of the batch",
+    "not-frozen": "{op} applies the gradients of one micro-batch of batch {update} to {what}, which are not frozen "
+    "through the batch then; an optimiser that is not linear in the gradient computes something else; "
+    "update once per batch",
     "not-averaged": "{op} updates {what} on this replica only, and nothing averages them over the replicas, which "
     "drift apart; add all_reduce[tables] on replica after it",
 }
@@ -50,6 +53,7 @@ _VERDICTS: Final = {
     "sharded": Verdict.DRIFT,
     "not-averaged": Verdict.DRIFT,
     "reduced-twice": Verdict.WRONG,
+    "not-frozen": Verdict.WRONG,
 }
 _COPIES: Final = (Meaning.COPY, Meaning.SYNC)
 _UPDATES: Final = (Meaning.APPLY, Meaning.STORE)

@@ -253,6 +253,7 @@ class VersionRun:
                 self.see("stale-dense", i, Data.DENSE, max(missing))
 
     def update(self, i: int, op: Op) -> None:
+        self.expect_frozen(i, op, Data.DENSE)
         for grads in self.grads_of(op, op.reads):
             if (fault := grads.fault()) is not None:
                 self.see(fault, i, Data.DENSE, op.batch)
@@ -263,17 +264,26 @@ class VersionRun:
     def apply(self, i: int, op: Op) -> None:
         """Applies the gradients of the batch to the rows, optimiser rows or states that the op writes."""
         mask = self.keys_of(op, op.batch)
+        self.expect_frozen(i, op, Data.TABLE, mask)
         for state, buffer in CACHES.items():
             if self.replicated and not self.averaged and (op_writes(op, buffer) or op_writes(op, state)):
                 self.see("not-averaged", i, state, op.batch, mask)
             if op_writes(op, buffer):
                 version = self.cached[buffer, op.batch]
-                self.observe(i, state, version, mask)
+                if not op.micro_batch:  # later ones see what the first has applied: not-frozen says so
+                    self.observe(i, state, version, mask)
                 self.cached[buffer, op.batch] = version.applied(op.batch, mask, averaged=self.averaged)
             if op_writes(op, state):
                 version = self.states[state].undefined_in(self.clashing(i, state))
-                self.observe(i, state, version, mask)
+                if not op.micro_batch:
+                    self.observe(i, state, version, mask)
                 self.states[state] = version.applied(op.batch, mask, averaged=self.averaged)
+
+    def expect_frozen(self, i: int, op: Op, state: Data, mask: int = 0) -> None:
+        """Parameters do not change while micro-batches of the batch are still to come."""
+        used = {state, CACHES.get(state, state)}
+        if op.micro_batch is not None and self.program.micro_batches > 1 and used & {a.data for a in op.writes}:
+            self.see("not-frozen", i, state, op.batch, mask)
 
     def average(self, op: Op) -> None:
         for buffer in CACHES.values():

@@ -23,6 +23,7 @@ from nestpipe.ir.kinds import (
     kinds_of,
 )
 from nestpipe.ir.model import (
+    ACROSS,
     ALL,
     GROUPS,
     NUMBER_MAX,
@@ -48,6 +49,7 @@ from nestpipe.ir.text import parse, parse_programs, show, show_op
 from nestpipe.ir.unroll import OPS_MAX, unroll
 
 __all__ = [
+    "ACROSS",
     "ALL",
     "ALL_TO_ALLS",
     "CACHES",

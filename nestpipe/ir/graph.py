@@ -158,40 +158,54 @@ def loop_graph(loop: Loop) -> LoopGraph:
     return LoopGraph(ops=tuple(ops), streams=tuple(streams), edges=tuple(edges))
 
 
-def group_of(resource: Resource, rank: _Number, domain_size: int) -> _Number:
+def group_of(resource: Resource, rank: _Number, domain_size: int, node_size: int | None = None) -> _Number:
     """The number of the group in which a rank meets others; works on an int and on an array of them.
 
     `world` is one group; a `domain` is `domain_size` consecutive ranks; a `replica` group has the ranks that hold the
-    same shard, one of each domain.
+    same shard, one of each domain. A `node` is `node_size` consecutive ranks; a `rail` has the ranks of the same local
+    rank, one of each node.
 
     >>> [group_of(Resource.DOMAIN, rank, 2) for rank in range(4)], [group_of(Resource.REPLICA, r, 2) for r in range(4)]
     ([0, 0, 1, 1], [0, 1, 0, 1])
 
     Raises:
-        ValueError: if the resource is not a group of ranks.
+        ValueError: if the resource is not a group of ranks, or a node or rail without `node_size`.
     """
     ranks: Any = rank
+    size = _size_of(resource, domain_size, node_size)
     if resource is Resource.WORLD:
         numbers = ranks * 0
-    elif resource is Resource.DOMAIN:
-        numbers = ranks // domain_size
-    elif resource is Resource.REPLICA:
-        numbers = ranks % domain_size
+    elif resource in (Resource.DOMAIN, Resource.NODE):
+        numbers = ranks // size
     else:
-        raise ValueError(f"{resource} is not a group of ranks; expected one of {', '.join(sorted(GROUPS))}")
+        numbers = ranks % size
     return cast(_Number, numbers)
 
 
-def group_ranks(resource: Resource, group: int, world_size: int, domain_size: int) -> range:
+def _size_of(resource: Resource, domain_size: int, node_size: int | None) -> int:
+    """Ranks per domain or node, whichever the group is about."""
+    if resource not in GROUPS:
+        raise ValueError(f"{resource} is not a group of ranks; expected one of {', '.join(sorted(GROUPS))}")
+    if resource not in (Resource.NODE, Resource.RAIL):
+        return domain_size
+    if node_size is None:
+        raise ValueError(f"streams on {resource} need the number of ranks per node")
+    return node_size
+
+
+def group_ranks(
+    resource: Resource, group: int, world_size: int, domain_size: int, node_size: int | None = None
+) -> range:
     """The ranks of one group, by its number; see `group_of`.
 
     >>> group_ranks(Resource.REPLICA, 1, 4, 2)
     range(1, 4, 2)
 
     Raises:
-        ValueError: if the resource is not a group of ranks.
+        ValueError: if the resource is not a group of ranks, or a node or rail without `node_size`.
     """
-    if resource is Resource.DOMAIN:
-        return range(group * domain_size, (group + 1) * domain_size)
-    first = group_of(resource, group, domain_size)
-    return range(first, world_size, 1 if resource is Resource.WORLD else domain_size)
+    size = _size_of(resource, domain_size, node_size)
+    if resource in (Resource.DOMAIN, Resource.NODE):
+        return range(group * size, (group + 1) * size)
+    first = group_of(resource, group, domain_size, node_size)
+    return range(first, world_size, 1 if resource is Resource.WORLD else size)

@@ -289,7 +289,6 @@ KINDS: Final[Mapping[OpKind, Kind]] = {
         precedence=3,
     ),
     OpKind.UPDATE: Kind(
-        per_micro_batch=False,
         reads=_LISTS | _ROWS | _SPARSE | {Data.OWNED_GRADS, Data.DENSE_GRADS, Data.DENSE},
         writes=_ROWS | _SPARSE | {Data.DENSE},
         needs={
@@ -303,7 +302,6 @@ KINDS: Final[Mapping[OpKind, Kind]] = {
         part=StepPart.COMPUTE,
     ),
     OpKind.WRITE_BACK: Kind(
-        per_micro_batch=False,
         reads=_LISTS | _ROWS | _SPARSE | {Data.OWNED_GRADS},
         writes=_SPARSE,
         needs={Data.TABLE: (Data.OWNED,)},

@@ -46,6 +46,7 @@ from nestpipe.ir.kinds import STATES, Data, OpKind
 from nestpipe.ir.parts import Part, Split, Splits
 
 __all__ = [
+    "ACROSS",
     "ALL",
     "GROUPS",
     "NUMBER_MAX",
@@ -80,6 +81,8 @@ class Resource(StrEnum):
     WORLD = "world"
     DOMAIN = "domain"
     REPLICA = "replica"
+    NODE = "node"
+    RAIL = "rail"
 
 
 class Place(StrEnum):
@@ -101,7 +104,14 @@ NUMBER_MAX: Final = 2_000_000
 RANKS_MAX: Final = 1_000_000
 MicroIndex: TypeAlias = int | All | None
 
-GROUPS: Final = frozenset({Resource.WORLD, Resource.DOMAIN, Resource.REPLICA})
+GROUPS: Final = frozenset({Resource.WORLD, Resource.DOMAIN, Resource.REPLICA, Resource.NODE, Resource.RAIL})
+#: The groups whose ranks hold what one rank of the other group holds: one step of each connects all ranks.
+ACROSS: Final = {
+    Resource.DOMAIN: Resource.REPLICA,
+    Resource.REPLICA: Resource.DOMAIN,
+    Resource.NODE: Resource.RAIL,
+    Resource.RAIL: Resource.NODE,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -302,11 +312,14 @@ def op_name(op: Op | OpRef) -> str:
 
 
 def refuse_parts(loop: Loop, who: str) -> None:
-    """Refuses parts and layers, for who does not know them.
+    """Refuses parts and layers, and streams on node or rail, for who does not know them.
 
     Raises:
-        ScheduleError: names the first op with a part.
+        ScheduleError: names the first op or stream.
     """
+    for stream in loop.streams:
+        if stream.resource in (Resource.NODE, Resource.RAIL):
+            raise ScheduleError(f"{loop.name}: {who} does not run streams on {stream.resource}, such as {stream.name}")
     for op in loop.ops:
         if op.part is not None:
             raise ScheduleError(f"{loop.name}: {who} does not run parts of ops, such as {op.name}; use whole ops")

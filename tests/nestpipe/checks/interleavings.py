@@ -14,9 +14,9 @@ would see is what rank 0 sees; a test compares this with exploring both ranks. `
 into it is an error, never an answer. The largest of the tests, 6 batches of `nestpipe_2d_sp`, has 53,865 states.
 
 A schedule with domains is run twice: once each rank is a domain of its own and the two are replicas of each other, once
-both are one domain without replicas. Dense gradients carry how often each rank's are contained in them; what an update
-applies must hold those of both ranks once, or replicas drift apart, or apply what is wrong. A send and its recv on the
-other rank end once both have started.
+both are one domain without replicas; the same with nodes and rails. Dense gradients carry how often each rank's are
+contained in them; what an update applies must hold those of both ranks once, or replicas drift apart, or apply what is
+wrong. A send and its recv on the other rank end once both have started.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 from nestpipe.ir import (
@@ -86,9 +86,10 @@ def explore(program: Program, *, both_ranks: bool = False) -> Outcome:
 
     `both_ranks` explores the positions of both ranks together, without the argument about rank 1: to test it.
     """
-    domains = any(s.resource in (Resource.DOMAIN, Resource.REPLICA) for s in program.streams)
-    sizes = (1, 2) if domains else (2,)
-    outcomes = [_Oracle(program, domain_size=size, both_ranks=both_ranks).explore() for size in sizes]
+    used = {stream.resource for stream in program.streams}
+    domains = (1, 2) if used & {Resource.DOMAIN, Resource.REPLICA} else (2,)
+    nodes = (1, 2) if used & {Resource.NODE, Resource.RAIL} else (2,)
+    outcomes = [_Oracle(program, sizes=sizes, both_ranks=both_ranks).explore() for sizes in product(domains, nodes)]
     worst = max(outcomes, key=lambda outcome: SEVERITY.index(outcome.verdict))
     for outcome in outcomes:
         for distance, stale in outcome.staleness.items():
@@ -131,8 +132,8 @@ class _Spec:
 
 
 class _Oracle:
-    def __init__(self, program: Program, *, domain_size: int, both_ranks: bool) -> None:
-        self.domain_size = domain_size
+    def __init__(self, program: Program, *, sizes: tuple[int, int], both_ranks: bool) -> None:
+        self.domain_size, self.node_size = sizes
         self.explored = RANKS if both_ranks else (0,)
         self.program, self.steps, self.num_micro = program, program.steps, program.micro_batches
         self.keys = make_keys(program.steps, program.parts)
@@ -164,8 +165,11 @@ class _Oracle:
 
     def meets(self, resource: Resource) -> bool:
         """Whether the two ranks are in one group."""
-        alone = {1: Resource.DOMAIN, 2: Resource.REPLICA}[self.domain_size]
-        return resource is not alone
+        alone = (
+            {1: Resource.DOMAIN, 2: Resource.REPLICA}[self.domain_size],
+            {1: Resource.NODE, 2: Resource.RAIL}[self.node_size],
+        )
+        return resource not in alone
 
     def find_applied(self) -> set[Data]:
         """The states that updates must reach: those for which there are gradients."""
@@ -701,6 +705,10 @@ class _Oracle:
                 if cell[0] in self.applied:
                     self.seen.setdefault(("end", cell[0], rank, cell), set()).add(content)
 
+    @staticmethod
+    def applies_grads(op: Op) -> bool:
+        return op.kind is OpKind.WRITE_BACK and any(access.data is Data.OWNED_GRADS for access in op.reads)
+
     def judge_grads(self, content: Any) -> str:
         """Whether what an update applies to dense parameters is the sum over ranks."""
         _, _, counts, shard = content
@@ -710,6 +718,9 @@ class _Oracle:
 
     def judge(self, outcome: Outcome) -> None:
         found = ["synchronous"]
+        applies = [op for op in self.program.ops if op.micro_batch is not None and self.num_micro > 1]
+        if any(op.kind is OpKind.UPDATE or self.applies_grads(op) for op in applies):
+            found.append("wrong")
         if self.alone and not self.averaged and Data.TABLE in self.applied:
             found.append("drift")
         for name, contents in self.seen.items():

@@ -151,7 +151,10 @@ def test_every_damaged_collective_is_judged_as_all_interleavings_show(name: str)
     assert not all_disagreements(list(damaged_collectives(small(name))), 4, complete=False)
 
 
-@pytest.mark.parametrize(("name", "stride"), [("examples/pec.txt", 12), ("examples/mixed.txt", 24)])
+PARTED = [("examples/pec.txt", 12), ("examples/mixed.txt", 24), ("examples/rails.txt", 9)]
+
+
+@pytest.mark.parametrize(("name", "stride"), PARTED)
 def test_damaged_schedules_with_parts_are_judged_as_all_interleavings_show(name: str, stride: int) -> None:
     assert not all_disagreements([("as it is", small(name))], 2, complete=False)
     assert not all_disagreements(every_damage(small(name))[::stride], 2, complete=False)

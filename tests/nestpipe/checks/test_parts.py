@@ -12,6 +12,14 @@ from nestpipe.schedules import load
 WORDS = ("examples/pec.txt", "examples/mixed.txt")
 
 
+def test_gradients_may_be_summed_in_hops_that_connect_all_ranks_once() -> None:
+    assert check(load("examples/rails.txt")).verdict is Verdict.SYNCHRONOUS
+    again = changed("examples/rails.txt", "stream across on rail", "stream across on node")
+    assert (again.verdict, again.findings[0].rule) == (Verdict.WRONG, "reduced-twice")
+    other = changed("examples/rails.txt", "stream across on rail", "stream across on domain")
+    assert other.verdict is not Verdict.SYNCHRONOUS
+
+
 def changed(name: str, old: str, new: str) -> Report:
     text = show(load(name))
     assert old in text

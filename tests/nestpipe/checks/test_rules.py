@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from nestpipe.base.errors import ScheduleError
 from nestpipe.checks.check import check, check_programs, require_safe
 from nestpipe.checks.report import Verdict
 from nestpipe.checks.rules import RULES
-from nestpipe.ir import MicroBlock, Op, map_ops, parse, parse_programs, unroll, with_micro_batches
+from nestpipe.ir import map_ops, parse, parse_programs, unroll, with_micro_batches
 from nestpipe.schedules import load, names
-from tests.nestpipe.checks.edits import BROKEN_RULES, Golden, report_of, rules_of
+from tests.nestpipe.checks.edits import BROKEN_RULES, Golden, rules_of
 
 
 @pytest.mark.parametrize("rule", BROKEN_RULES)
@@ -38,18 +36,3 @@ def test_rules_hold_after_every_pass(name: str) -> None:
     for made in (loop, with_micro_batches(loop, 3), map_ops(loop, lambda op: op), unroll(loop, 1), unroll(loop, 3)):
         for rule in RULES:
             assert not list(rule.complaints(made)), rule.name
-
-
-def test_update_per_micro_batch_is_malformed(golden: Golden) -> None:
-    loop = load("fwp")
-
-    def body(items: tuple[Op | MicroBlock, ...]) -> tuple[Op | MicroBlock, ...]:
-        *blocks, last, update = items
-        assert isinstance(last, MicroBlock)
-        assert isinstance(update, Op)
-        return (*blocks, MicroBlock(ops=(*last.ops, replace(update, micro_batch=0, after=()))))
-
-    streams = tuple(replace(s, body=body(s.body)) if s.name == "compute" else s for s in loop.streams)
-    loop = replace(loop, streams=streams)
-    assert check(loop).verdict is Verdict.MALFORMED
-    golden(report_of(loop))

@@ -105,5 +105,5 @@ def test_a_domain_and_a_replica_group_meet_in_one_rank() -> None:
 
 
 def test_a_device_engine_is_no_group() -> None:
-    with pytest.raises(ValueError, match="compute is not a group of ranks; expected one of domain, replica, world"):
+    with pytest.raises(ValueError, match="compute is not a group of ranks; expected one of domain, node, rail"):
         group_of(Resource.COMPUTE, 0, 1)
