@@ -1,6 +1,6 @@
 """Batches and tables: key sources, routing to shards, sharded storage."""
 
-from executor.data.batch import Batch, Clustering, Feature, Int64, MicroBatch, Pooling, Source, cut, to_device
+from executor.data.batch import Batch, Clustering, Feature, Int64, MicroBatch, Pooling, RawBatch, Source, cut, to_device
 from executor.data.clustering import cluster_by_keys
 from executor.data.files import DenseScale, LabeledKeys, read_labeled_keys
 from executor.data.routing import Owned, Routed, dedup, join_by_group, own, shared_positions, split_by_group, with_union
@@ -20,6 +20,7 @@ __all__ = [
     "MicroBatch",
     "Owned",
     "Pooling",
+    "RawBatch",
     "Routed",
     "SequenceSource",
     "Source",

@@ -99,14 +99,24 @@ class DLRM(Model):
         self.top = make_mlp([self.width + pairs.shape[1], *hidden, 1], last_activation=False)
 
     def loss(self, rows: Sequence[Tensor], batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        bottom = self.bottom(batch.dense)
         weights = [None] * len(rows) if batch.weights is None else torch.split(batch.weights, list(batch.totals))
         pooled = [
             self.project[feature.table](pool_bags(row, lengths, feature.pooling, weight if feature.weighted else None))
             for feature, row, lengths, weight in zip(self.features, rows, batch.lengths, weights, strict=True)
         ]
+        logits = self.logits(pooled, batch.dense)
+        return functional.binary_cross_entropy_with_logits(logits, batch.labels, reduction="sum"), logits
+
+    def logits(self, pooled: Sequence[Tensor], dense: Tensor) -> Tensor:
+        """The dense part: logits, float32 (samples,).
+
+        Args:
+            pooled: per feature float32 (samples, width).
+            dense: float32 (samples, values).
+        """
+        bottom = self.bottom(dense)
         vectors = torch.stack([bottom, *pooled], dim=1)
         dots = torch.bmm(vectors, vectors.transpose(1, 2))
         pairs = self.get_buffer("pairs")
-        logits = self.top(torch.cat([bottom, dots[:, pairs[0], pairs[1]]], dim=1)).squeeze(1)
-        return functional.binary_cross_entropy_with_logits(logits, batch.labels, reduction="sum"), logits
+        logits: Tensor = self.top(torch.cat([bottom, dots[:, pairs[0], pairs[1]]], dim=1)).squeeze(1)
+        return logits
