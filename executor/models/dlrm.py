@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from executor.data import Feature, MicroBatch, Pooling, TableSpec
+from executor.data import Feature, MicroBatch, TableSpec
+from executor.models.lookups import Lookups
 
-__all__ = ["DLRM", "Model", "make_mlp", "pool_bags"]
+__all__ = ["DLRM", "Model", "make_mlp"]
 
 
 class Model(nn.Module, ABC):
@@ -32,12 +33,12 @@ class Model(nn.Module, ABC):
         return {name: value for name, value in self.state_dict().items() if name not in parameters}
 
     @abstractmethod
-    def loss(self, rows: Sequence[Tensor], batch: MicroBatch) -> tuple[Tensor, Tensor]:
+    def loss(self, lookups: Lookups, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """The summed loss and the predictions of a micro-batch with at least one sample.
 
         Args:
-            rows: per feature float32 (lookups, dim), ordered by sample.
-            batch: the micro-batch; its `lengths` cut the rows into samples.
+            lookups: the rows of its features.
+            batch: the micro-batch; its `lengths` cut the lookups of a feature into samples.
 
         Returns:
             A scalar, the sum over the loss terms, and the predictions, whose first dimension is samples or terms.
@@ -50,22 +51,6 @@ def make_mlp(widths: Sequence[int], *, last_activation: bool) -> nn.Sequential:
     for fan_in, fan_out in pairwise(widths):
         layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
     return nn.Sequential(*(layers if last_activation else layers[:-1]))
-
-
-def pool_bags(rows: Tensor, lengths: Tensor, pooling: Pooling = Pooling.SUM, weights: Tensor | None = None) -> Tensor:
-    """One vector for each sample's bag of rows: (samples, dim); an empty bag gives zeros.
-
-    Args:
-        rows: float (lookups, dim), ordered by sample.
-        lengths: int64 (samples,).
-        pooling: sum or mean of the bag.
-        weights: float (lookups,), what each row is multiplied by; None for 1.
-    """
-    if weights is not None:
-        rows = rows * weights[:, None]
-    samples = torch.repeat_interleave(torch.arange(len(lengths), device=rows.device), lengths, output_size=len(rows))
-    total = rows.new_zeros(len(lengths), rows.shape[1]).index_add(0, samples, rows)
-    return total / lengths.clamp(min=1)[:, None] if pooling == Pooling.MEAN else total
 
 
 class DLRM(Model):
@@ -98,12 +83,9 @@ class DLRM(Model):
         self.register_buffer("pairs", pairs, persistent=False)
         self.top = make_mlp([self.width + pairs.shape[1], *hidden, 1], last_activation=False)
 
-    def loss(self, rows: Sequence[Tensor], batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        weights = [None] * len(rows) if batch.weights is None else torch.split(batch.weights, list(batch.totals))
-        pooled = [
-            self.project[feature.table](pool_bags(row, lengths, feature.pooling, weight if feature.weighted else None))
-            for feature, row, lengths, weight in zip(self.features, rows, batch.lengths, weights, strict=True)
-        ]
+    def loss(self, lookups: Lookups, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        bags = zip(self.features, lookups.bags(self.features, batch), strict=True)
+        pooled = [self.project[feature.table](vectors) for feature, vectors in bags]
         logits = self.logits(pooled, batch.dense)
         return functional.binary_cross_entropy_with_logits(logits, batch.labels, reduction="sum"), logits
 

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from executor.data import Feature, MicroBatch, TableSpec
 from executor.models.dlrm import Model
+from executor.models.lookups import Lookups
 
 __all__ = ["FuXiBlock", "HSTUBlock", "SequenceModel", "pad_rows"]
 
@@ -142,11 +143,11 @@ class SequenceModel(Model):
         normed: Tensor = self.norm(states)
         return normed
 
-    def loss(self, rows: Sequence[Tensor], batch: MicroBatch) -> tuple[Tensor, Tensor]:
+    def loss(self, lookups: Lookups, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         lengths = batch.lengths[0]
-        items = pad_rows(rows[0], lengths, int(lengths.max()))
+        items = pad_rows(lookups.rows(0), lengths, int(lengths.max()))
         states, targets = self.encode(items[:, :-1]), items[:, 1:]
-        negatives = rows[1].view(len(lengths), self.num_negatives, -1)
+        negatives = lookups.rows(1).view(len(lengths), self.num_negatives, -1)
         positive = (states * targets).sum(dim=2, keepdim=True)
         logits = torch.cat([positive, states @ negatives.transpose(1, 2)], dim=2)
         present = torch.arange(targets.shape[1], device=items.device) < (lengths - 1)[:, None]

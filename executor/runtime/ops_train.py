@@ -6,7 +6,7 @@ with the same micro-batches gives the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from executor.data import MicroBatch, Owned, join_by_group, split_by_group
+from executor.models import Lookups
 from executor.runtime.lanes import Cost
 from executor.runtime.worker import Worker
 from nestpipe.ir import Data, Op, OpKind
@@ -84,33 +85,13 @@ def forward(worker: Worker, op: Op) -> Cost:
     loss = None
     if micro.num_samples:
         with torch.enable_grad():
-            rows = _looked_up(worker.feature_groups, leaves, inverse, micro.totals)
-            loss, predictions = worker.model.loss(rows, micro)
+            lookups = Lookups(leaves=leaves, groups=worker.feature_groups, inverse=inverse, totals=micro.totals)
+            loss, predictions = worker.model.loss(lookups, micro)
         worker.losses[batch].append(loss.detach())
         if worker.on_predictions is not None:
             worker.on_predictions(batch, micro, predictions.detach())
     slot.value = Activations(loss=loss, leaves=leaves)
     return Cost(keys=len(micro.ids))
-
-
-def _looked_up(groups: Sequence[int], leaves: list[Tensor], inverse: Tensor, totals: Sequence[int]) -> list[Tensor]:
-    """The rows of each feature's lookups: one selection, and so one gradient of full size, per table group.
-
-    Args:
-        groups: the table group of each feature.
-        leaves: the distinct rows of each group.
-        inverse: int64 (lookups,), position among the distinct rows of its group, by feature.
-        totals: lookups of each feature.
-    """
-    if len(leaves) == 1:
-        return list(torch.split(leaves[0].index_select(0, inverse), list(totals)))
-    rows: dict[int, Tensor] = {}
-    lookups = torch.split(inverse, list(totals))
-    for group in sorted(set(groups)):
-        mine = [feature for feature, other in enumerate(groups) if other == group]
-        selected = leaves[group].index_select(0, torch.cat([lookups[feature] for feature in mine]))
-        rows |= zip(mine, torch.split(selected, [totals[feature] for feature in mine]), strict=True)
-    return [rows[feature] for feature in range(len(groups))]
 
 
 def backward(worker: Worker, op: Op) -> Cost:

@@ -22,6 +22,7 @@ from executor.data.batch import Feature, MicroBatch
 from executor.data.sources import SyntheticSource
 from executor.data.tables import TableSpec
 from executor.models.dlrm import Model
+from executor.models.lookups import Lookups
 from executor.models.optimizers import OptimizerKind
 from executor.process import die_with_parent
 from executor.runtime.groups import ProcessGroups
@@ -56,8 +57,8 @@ class Probe(Model):
         self.features = (Feature(name="f", table="t"),)
         self.bias = nn.Parameter(torch.zeros(1))
 
-    def loss(self, rows: Sequence[Tensor], batch: MicroBatch) -> tuple[Tensor, Tensor]:  # noqa: ARG002
-        total = rows[0].sum() + self.bias.sum()
+    def loss(self, lookups: Lookups, batch: MicroBatch) -> tuple[Tensor, Tensor]:  # noqa: ARG002
+        total = lookups.rows(0).sum() + self.bias.sum()
         return total, total.view(1)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +12,8 @@ from torch.nn import functional
 from executor.data.batch import Feature, MicroBatch, Pooling
 from executor.data.sources import SyntheticSource
 from executor.data.tables import TableSpec
-from executor.models.dlrm import DLRM, Model, pool_bags
+from executor.models.dlrm import DLRM, Model
+from executor.models.lookups import Lookups
 from executor.models.optimizers import OptimizerKind
 from executor.models.sequence import FuXiBlock, HSTUBlock, SequenceModel, next_item_scores, pad_rows
 from executor.runtime.groups import ProcessGroups
@@ -53,23 +54,52 @@ def micro_batch(lengths: list[list[int]], num_dense: int = 0) -> MicroBatch:
     )
 
 
+def lookups_of(*rows: Tensor) -> Lookups:
+    """Lookups that are the given rows, each feature's in a table group of its own."""
+    inverse = torch.cat([torch.arange(len(each)) for each in rows])
+    return Lookups(leaves=rows, groups=range(len(rows)), inverse=inverse, totals=[len(each) for each in rows])
+
+
 def test_pooling_sums_bags_and_gives_zeros_for_empty_ones() -> None:
     rows = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
-    assert pool_bags(rows, torch.tensor([2, 0, 1])).tolist() == [[4.0, 6.0], [0.0, 0.0], [5.0, 6.0]]
+    (bags,) = lookups_of(rows).bags([Feature(name="f", table="t")], micro_batch([[2, 0, 1]]))
+    assert bags.tolist() == [[4.0, 6.0], [0.0, 0.0], [5.0, 6.0]]
 
 
-@pytest.mark.parametrize("feature", BAGS)
-def test_bags_and_their_gradients_are_those_of_torch_s_embedding_bag(feature: Feature) -> None:
+def test_features_of_several_groups_and_poolings_get_their_rows_and_one_gradient_per_leaf() -> None:
     torch.manual_seed(3)
-    lengths = torch.randint(0, 5, (40,))
-    keys, table = torch.randint(0, 12, (int(lengths.sum()),)), torch.randn(12, 6, requires_grad=True)
-    weights = torch.rand(len(keys)) if feature.weighted else None
-    target = torch.randn(40, 6)
-    mine = pool_bags(table.index_select(0, keys), lengths, feature.pooling, weights)
-    theirs = embedding_bag(table, keys, lengths, feature, weights)
-    torch.testing.assert_close(mine, theirs)
-    grads = [torch.autograd.grad((bags * target).sum(), table)[0] for bags in (mine, theirs)]
-    torch.testing.assert_close(grads[0], grads[1])
+    features = [
+        Feature(name="a", table="t"),
+        Feature(name="b", table="u", weighted=True),
+        Feature(name="c", table="t"),
+        Feature(name="d", table="t", pooling=Pooling.MEAN),
+    ]
+    lengths = torch.randint(0, 5, (4, 40))
+    totals = lengths.sum(dim=1).tolist()
+    leaves = [torch.randn(12, 6, requires_grad=True), torch.randn(9, 3, requires_grad=True)]
+    groups = [0, 1, 0, 0]
+    parts = [torch.randint(0, len(leaves[group]), (total,)) for group, total in zip(groups, totals, strict=True)]
+    batch = replace(micro_batch(lengths.tolist()), weights=torch.rand(sum(totals)))
+    found = Lookups(leaves=leaves, groups=groups, inverse=torch.cat(parts), totals=totals)
+    weights = torch.split(batch.weights, totals)
+    targets = [torch.randn(40, leaves[group].shape[1]) for group in groups]
+    expected = []
+    for index, (feature, group, keys) in enumerate(zip(features, groups, parts, strict=True)):
+        rows = leaves[group][keys]
+        torch.testing.assert_close(found.rows(index), rows, rtol=0, atol=0)
+        rows = rows * weights[index][:, None] if feature.weighted else rows
+        bags = [bag.sum(dim=0) for bag in torch.split(rows, lengths[index].tolist())]
+        sizes = lengths[index].clamp(min=1)[:, None] if feature.pooling == Pooling.MEAN else 1
+        expected.append(torch.stack(bags) / sizes)
+    mine = found.bags(features, batch)
+    for bags, theirs in zip(mine, expected, strict=True):
+        torch.testing.assert_close(bags, theirs)
+    grads = [
+        torch.autograd.grad(sum((b * t).sum() for b, t in zip(bags, targets, strict=True)), leaves)
+        for bags in (mine, expected)
+    ]
+    for got, wanted in zip(*grads, strict=True):
+        torch.testing.assert_close(got, wanted)
 
 
 def test_weights_go_with_sums_only() -> None:
@@ -94,9 +124,8 @@ class Bags(Model):
         self.features = (feature,)
         self.bias = torch.nn.Parameter(torch.zeros(1))
 
-    def loss(self, rows: Sequence[Tensor], batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        (feature,) = self.features
-        bags = pool_bags(rows[0], batch.lengths[0], feature.pooling, batch.weights if feature.weighted else None)
+    def loss(self, lookups: Lookups, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        (bags,) = lookups.bags(self.features, batch)
         logits = bags.sum(dim=1) + self.bias
         return functional.binary_cross_entropy_with_logits(logits, batch.labels, reduction="sum"), logits
 
@@ -154,9 +183,9 @@ def test_a_block_does_not_look_ahead(block: type[HSTUBlock] | type[FuXiBlock]) -
 def test_the_loss_of_samples_together_is_the_sum_of_their_losses(block: type[HSTUBlock] | type[FuXiBlock]) -> None:
     model = sequence_model(block)
     lengths, rows, negatives = [2, 6, 3], torch.randn(11, 8), torch.randn(9, 8)
-    together, logits = model.loss([rows, negatives], micro_batch([lengths, [3, 3, 3]]))
+    together, logits = model.loss(lookups_of(rows, negatives), micro_batch([lengths, [3, 3, 3]]))
     parts = zip(rows.split(lengths), negatives.split(3), lengths, strict=True)
-    apart = sum(model.loss([row, negative], micro_batch([[n], [3]]))[0] for row, negative, n in parts)
+    apart = sum(model.loss(lookups_of(row, negative), micro_batch([[n], [3]]))[0] for row, negative, n in parts)
     torch.testing.assert_close(together, apart)
     assert logits.shape == (1 + 5 + 2, 4)
 
@@ -173,7 +202,7 @@ def test_dlrm_takes_tables_of_several_widths_and_empty_bags() -> None:
     tables = [TableSpec(name="a", num_rows=9, dim=4), TableSpec(name="b", num_rows=9, dim=8)]
     model = DLRM(tables, [Feature(name="f", table="a"), Feature(name="g", table="b")], num_dense=3, hidden=(5,))
     batch = micro_batch([[1, 0], [0, 0]], num_dense=3)
-    loss, logits = model.loss([torch.randn(1, 4), torch.randn(0, 8)], batch)
+    loss, logits = model.loss(lookups_of(torch.randn(1, 4), torch.randn(0, 8)), batch)
     assert logits.shape == (2,)
     assert torch.isfinite(loss)
 
@@ -181,6 +210,6 @@ def test_dlrm_takes_tables_of_several_widths_and_empty_bags() -> None:
 def test_every_parameter_of_every_model_gets_a_gradient() -> None:
     for block in BLOCKS:
         model = sequence_model(block)
-        loss, _ = model.loss([torch.randn(11, 8), torch.randn(9, 8)], micro_batch([[2, 6, 3], [3, 3, 3]]))
+        loss, _ = model.loss(lookups_of(torch.randn(11, 8), torch.randn(9, 8)), micro_batch([[2, 6, 3], [3, 3, 3]]))
         grads = torch.autograd.grad(loss, list(model.parameters()))
         assert all(bool(grad.abs().sum() > 0) for grad in grads)

@@ -18,7 +18,8 @@ from torch.nn import functional
 from executor.app.pool import RankPool
 from executor.data.batch import Feature, Jagged, MicroBatch, RawBatch
 from executor.data.tables import TableSpec
-from executor.models.dlrm import Model, pool_bags
+from executor.models.dlrm import Model
+from executor.models.lookups import Lookups
 from executor.models.optimizers import OptimizerKind
 from executor.runtime.groups import ProcessGroups
 from executor.runtime.trainer import Settings, Trainer
@@ -81,8 +82,8 @@ class FixedTop(Model):
         self.tables = tuple(TableSpec(name=name, num_rows=ROWS, dim=DIM, hashed=False) for name in NAMES)
         self.features = tuple(Feature(name=name, table=name) for name in NAMES)
 
-    def loss(self, rows: Sequence[Tensor], batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        logits = logits_of([pool_bags(row, lengths) for row, lengths in zip(rows, batch.lengths, strict=True)])
+    def loss(self, lookups: Lookups, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        logits = logits_of(lookups.bags(self.features, batch))
         return functional.binary_cross_entropy_with_logits(logits, batch.labels, reduction="sum"), logits
 
 

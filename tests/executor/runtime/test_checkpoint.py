@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from executor.data.batch import Feature, MicroBatch
 from executor.data.sources import SyntheticSource
 from executor.data.tables import TableSpec
 from executor.models.dlrm import DLRM
+from executor.models.lookups import Lookups
 from executor.models.optimizers import OptimizerKind
 from executor.runtime.checkpoint import latest, restore, save
 from executor.runtime.digests import state_digests
@@ -134,8 +134,8 @@ class Normed(DLRM):
         )
         self.norm = torch.nn.BatchNorm1d(4)
 
-    def loss(self, rows: Sequence[Tensor], batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        return super().loss(rows, replace(batch, dense=self.norm(batch.dense)))
+    def loss(self, lookups: Lookups, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        return super().loss(lookups, replace(batch, dense=self.norm(batch.dense)))
 
 
 def normed(world: ProcessGroups, directory: Path | None, steps: int) -> tuple[dict[str, str], dict[str, Tensor]]:
