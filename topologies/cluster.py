@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from importlib.resources import files
@@ -17,6 +19,7 @@ from topologies.reading import Quantity, Reader
 __all__ = [
     "Accelerator",
     "Cluster",
+    "Degraded",
     "Host",
     "MeasuredCollective",
     "Quantity",
@@ -28,6 +31,7 @@ __all__ = [
 ]
 
 FORMAT = "nestpipe-topology-1"
+_DEGRADED = re.compile(r"(?P<tier>\S+)(?: (?P<local>\d+))? of node (?P<node>\d+)")
 
 
 class TierKind(StrEnum):
@@ -108,6 +112,25 @@ class MeasuredCollective:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Degraded:
+    """Links of ranks to a tier of switches or rails that give a share of their rate, both ways.
+
+    Attributes:
+        local_rank: of the node's ranks; None: all of them
+        share: of the described rate, above 0 and at most 1
+    """
+
+    tier: str
+    node: int
+    local_rank: int | None
+    share: float
+
+    def __str__(self) -> str:
+        which = self.tier if self.local_rank is None else f"{self.tier} {self.local_rank}"
+        return f"{which} of node {self.node} at {self.share:.0%}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
     """A described cluster; `ranks_per_node` is how many ranks a host has, `measured` what its collectives took."""
 
@@ -120,10 +143,36 @@ class Cluster:
     ranks_default: int
     price_usd_per_accelerator_hour: Quantity | None
     measured: tuple[MeasuredCollective, ...] = ()
+    degraded: tuple[Degraded, ...] = ()
 
     @property
     def ranks_per_node(self) -> int:
         return self.host.accelerators_per_host
+
+    def with_degraded(self, shares: Mapping[str, float]) -> Cluster:
+        """The same cluster with links that give less: `{"rail 3 of node 17": 0.5}`, or `rail of node 17` for all.
+
+        Raises:
+            TopologyError: not such words, no such tier or rank, or a share outside (0, 1].
+        """
+        found = tuple(self._degraded(text, share) for text, share in shares.items())
+        return replace(self, degraded=(*self.degraded, *found))
+
+    def _degraded(self, text: str, share: object) -> Degraded:
+        kinds, where = {tier.name: tier.kind for tier in self.tiers}, f"{self.name}: degrade"
+        match = _DEGRADED.fullmatch(text.strip())
+        if match is None:
+            raise TopologyError(f"{where} must name links like 'rail 3 of node 17', got {text!r}")
+        tier, local = match["tier"], None if match["local"] is None else int(match["local"])
+        if tier not in kinds:
+            raise TopologyError(f"{where}: {unknown_name('tier', tier, kinds)}")
+        if kinds[tier] not in (TierKind.SWITCH, TierKind.RAIL):
+            raise TopologyError(f"{where}: {tier} must be a tier of kind switch or rail, is {kinds[tier]}")
+        if local is not None and local >= self.ranks_per_node:
+            raise TopologyError(f"{where}: a node has local ranks 0 to {self.ranks_per_node - 1}, got {local}")
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
+            raise TopologyError(f"{where}: {text!r} must be above 0 and at most 1, got {share!r}")
+        return Degraded(tier=tier, node=int(match["node"]), local_rank=local, share=float(share))
 
     def with_group(self, tier: str, ranks: int) -> Cluster:
         """The same cluster with another group size in one tier, for example 64 of the 72 ranks of a rack in use."""
@@ -144,6 +193,9 @@ def parse_cluster(text: str, where: str) -> Cluster:
     top = Reader(parse_yaml(text, TopologyError, source=where), "", where)
     if (version := top.take("format")) != FORMAT:
         raise top.error("format", f"must be {FORMAT!r}, got {version!r}")
+    degrade = top.take("degrade", optional=True)
+    if degrade is not None and not isinstance(degrade, Mapping):
+        raise top.error("degrade", f"must be a mapping like {{rail 3 of node 17: 0.5}}, got {degrade!r}")
     cluster = Cluster(
         name=top.text("name"),
         description=top.text("description"),
@@ -157,7 +209,7 @@ def parse_cluster(text: str, where: str) -> Cluster:
     top.finish()
     if cluster.ranks_default > cluster.ranks_max:
         raise top.error("ranks_default", f"must be at most ranks_max, {cluster.ranks_max}, got {cluster.ranks_default}")
-    return cluster
+    return cluster.with_degraded(degrade or {})
 
 
 def _accelerator(at: Reader) -> Accelerator:

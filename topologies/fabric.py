@@ -91,6 +91,29 @@ class Fabric:
             self.layers.append(layer)
             first += len(layer.capacity)
         self.num_links = first
+        self._degrade()
+
+    def _degrade(self) -> None:
+        """Takes rate off the links of degraded ranks; those beyond the world take no part."""
+        names = [layer.tier.name for layer in self.layers]
+        for each in self.cluster.degraded:
+            first = each.node * self.cluster.ranks_per_node
+            locals_ = range(self.cluster.ranks_per_node) if each.local_rank is None else [each.local_rank]
+            ranks = [first + local for local in locals_ if first + local < self.world_size]
+            capacity = self.layers[names.index(each.tier)].capacity
+            for rank in ranks:
+                capacity[2 * rank : 2 * rank + 2] *= each.share
+
+    def degraded_ranks(self) -> Ints:
+        """Ranks with a link that gives less than described, the slowest first."""
+        if not self.cluster.degraded:
+            return np.zeros(0, dtype=np.int64)
+        health = np.ones(self.world_size)
+        for layer in self.layers:
+            if layer.tier.kind in (TierKind.SWITCH, TierKind.RAIL) and layer.tier.bandwidth_bytes_per_s is not None:
+                health = np.minimum(health, layer.capacity[::2] / layer.tier.bandwidth_bytes_per_s.value)
+        order = np.argsort(health, kind="stable")
+        return order[health[order] < 1].astype(np.int64)
 
     @property
     def domain(self) -> int:

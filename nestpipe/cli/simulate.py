@@ -46,6 +46,16 @@ def _stragglers(texts: list[str]) -> dict[int, float]:
     return found
 
 
+def _shares(texts: list[str]) -> dict[str, float]:
+    found = {}
+    for each in texts:
+        match = re.fullmatch(r"(.+)=(\d*\.?\d+)", each)
+        if match is None:
+            raise CaseError(f"--degrade must be LINKS=SHARE, for example 'rail 3 of node 17=0.5', got {each!r}")
+        found[match[1]] = float(match[2])
+    return found
+
+
 def _sizes(texts: list[str]) -> dict[str, int]:
     found = {}
     for each in texts:
@@ -75,6 +85,10 @@ def simulate(
     ] = None,
     topology: Annotated[
         str | None, typer.Option(metavar="NAME|FILE", help="Hardware that ops share where they overlap.")
+    ] = None,
+    degrade: Annotated[
+        list[str] | None,
+        typer.Option(metavar="LINKS=SHARE", help="Slower links: 'rail 3 of node 17=0.5'; repeatable."),
     ] = None,
     curves: Annotated[
         list[Path] | None,
@@ -154,6 +168,10 @@ def simulate(
 ) -> None:
     """Simulates one schedule and prints its metrics, where the time goes and what limits it."""
     cluster = None if topology is None else load_topology(topology)
+    if degrade and cluster is None:
+        raise CaseError("--degrade needs --topology, the cluster whose links are slower")
+    if degrade and cluster is not None:
+        cluster = cluster.with_degraded(_shares(degrade))
     if curves and cluster is None:
         raise CaseError("--curves needs --topology, the cluster that was measured")
     if curves and cluster is not None:
@@ -196,6 +214,7 @@ def simulate(
         schedule_digest=digest(show(loop)),
         **workload.facts() | ({} if model is None else {"model": model}),
         topology=None if cluster is None else cluster.name,
+        **({"degraded": [str(each) for each in cluster.degraded]} if cluster is not None and cluster.degraded else {}),
         **({"curves": [path.name for path in curves]} if curves else {}),
         world_size=world_size,
         micro_batches=loop.micro_batches,

@@ -26,7 +26,7 @@ from nestpipe.base import NS_PER_S, CaseError, ns_to_ms, split_evenly
 from nestpipe.ir import COLLECTIVES, Op, OpKind, Resource
 from sim.costs.demand import Demand
 from sim.engine import Activity, Actors, Capacity, FluidSystem, Jitter
-from sim.network import Transfer, group_transfer
+from sim.network import LinkLoad, Transfer, group_transfer
 from topologies.cluster import Cluster, TierKind
 from topologies.fabric import Fabric
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HardwareCosts"]
 
+_SAME_RATE = 1e-6
 _LOCAL_RESOURCES = ("dram", "rows", "h2d", "d2h", "h2d switch", "d2h switch")
 
 
@@ -311,9 +312,21 @@ class HardwareCosts:
         options["time of its own"] = demand.fixed_ns / NS_PER_S
         if kind in COLLECTIVES and demand.sent_bytes:
             found = self._transfer(kind, resource, demand.sent_bytes)
-            options |= {load.name: load.busy_s for load in found.loads}
+            options |= {self._named(load): load.busy_s for load in found.loads}
         name = max(options, key=lambda each: options[each])
         return name, options[name]
+
+    def _named(self, load: LinkLoad) -> str:
+        """A kind of link, and which of its links gives less than described if one of those is the busiest."""
+        for each in self.cluster.degraded:
+            tier = next(tier for tier in self.cluster.tiers if tier.name == each.tier)
+            rate = tier.bandwidth_bytes_per_s
+            busiest_rate = load.bytes_per_link / load.busy_s if load.busy_s else 0.0
+            if rate is None or load.name not in (f"{each.tier} up", f"{each.tier} down"):
+                continue
+            if abs(busiest_rate / (rate.value * each.share) - 1) < _SAME_RATE:
+                return f"{load.name} ({each})"
+        return load.name
 
     def load(self) -> pd.DataFrame:
         """After a run: for each resource its work, the time it was in use and its utilisation over the whole run."""

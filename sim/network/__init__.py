@@ -1,7 +1,7 @@
 """What collectives take on a topology: algorithms, routes, and max-min fair rates."""
 
 from sim.network.accuracy import Given, Predicted, predict_log
-from sim.network.classes import PairTraffic, Transfer, transfer
+from sim.network.classes import LinkLoad, PairTraffic, Transfer, transfer
 from sim.network.collectives import ALGORITHMS, Place, Round, Split, Traffic
 from sim.network.cost import Collectives, group_size_bytes, group_transfer, network_costs
 from sim.network.curves import read_curves, read_measured
@@ -16,6 +16,7 @@ __all__ = [
     "FlowProblem",
     "Given",
     "Ints",
+    "LinkLoad",
     "Measured",
     "PairTraffic",
     "Place",

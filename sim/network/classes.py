@@ -104,6 +104,9 @@ class _Layout:
     def __init__(self, fabric: Fabric, traffic: PairTraffic) -> None:
         self.fabric, ranks = fabric, traffic.ranks
         self.joined = []
+        own = [each for each in fabric.layers if each.tier.kind in (TierKind.SWITCH, TierKind.RAIL)]
+        # of each rank the rates of its own links, where not all are alike
+        self.rates = [each.capacity[::2][ranks] for each in own] if fabric.cluster.degraded else []
         self.lower: list[Ints | None] = []
         for number, layer in enumerate(fabric.layers):
             at = layer.switch if layer.tier.kind is TierKind.RAIL else layer.group
@@ -115,7 +118,7 @@ class _Layout:
         """Coarsest classes of ranks with equal traffic and equal surroundings; None if there are too many."""
         parts = [traffic.label, *self.joined, *(low for low in self.lower if low is not None)]
         found = refine(
-            {"rank": equal_rows(traffic.send, traffic.recv)}
+            {"rank": equal_rows(traffic.send, traffic.recv, *self.rates)}
             | {str(n): np.zeros(int(part.max()) + 1, dtype=np.int64) for n, part in enumerate(parts)},
             [Edges("rank", str(n), part[:, None]) for n, part in enumerate(parts)],
             most={"rank": _MAX_CLASSES},
@@ -137,7 +140,7 @@ def transfer(fabric: Fabric, traffic: PairTraffic) -> Transfer:
     if colour is None:
         both = len(np.unique(traffic.send)) > 1 and len(np.unique(traffic.recv)) > 1
         most = _STEPS_OF_TWO if both else _STEPS_OF_ONE
-        colour = equal_rows(_steps(traffic.send, most), _steps(traffic.recv, most))
+        colour = equal_rows(_steps(traffic.send, most), _steps(traffic.recv, most), *layout.rates)
     return _Classes(layout, traffic, colour).solve(quantised)
 
 
@@ -147,6 +150,7 @@ class _Classes:
     def __init__(self, layout: _Layout, traffic: PairTraffic, colour: Ints) -> None:
         self.layout, self.fabric, self.colour = layout, layout.fabric, colour
         self.count = int(colour.max()) + 1
+        self.one_rank = traffic.ranks[np.unique(colour, return_index=True)[1]]  # of each class
         self.members = np.bincount(colour, minlength=self.count).astype(np.float64)
         self.send = np.bincount(colour, weights=traffic.send, minlength=self.count) / self.members
         self.recv = np.bincount(colour, weights=traffic.recv, minlength=self.count) / self.members
@@ -208,7 +212,8 @@ class _Classes:
                     uses.append((self._link(key, name, capacity, switches), float(amount)))
                 else:
                     key = (name, end)
-                    link = self._link(key, name, float(layer.capacity[0]), float(self.members[end]))
+                    rate = float(layer.capacity[2 * self.one_rank[end]])
+                    link = self._link(key, name, rate, float(self.members[end]))
                     uses.append((link, pairs / float(self.members[end])))
         return uses
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from nestpipe.base import NS_PER_S, TopologyError, unknown_name
-from nestpipe.ir import KINDS, Cost, Loop, OpKind, Resource, group_ranks
+from nestpipe.ir import KINDS, Cost, Loop, OpKind, Resource, group_of, group_ranks
 from sim.network.classes import LinkLoad, PairTraffic, Transfer, transfer
 from sim.network.collectives import ALGORITHMS, Algorithm, Place, Round, Split
 from sim.network.curves import Basis
@@ -313,8 +313,11 @@ def _joined(parts: Sequence[Sequence[LinkLoad]]) -> tuple[LinkLoad, ...]:
 
 
 def _group_of(fabric: Fabric, resource: Resource, domain_size: int | None) -> Ints:
-    """Ranks of the first group of a kind."""
-    ranks = group_ranks(resource, 0, fabric.world_size, domain_size or fabric.world_size)
+    """Ranks of the first group of a kind, or of the one with the slowest link: all wait for it."""
+    size = domain_size or fabric.world_size
+    slowest = fabric.degraded_ranks()
+    group = int(group_of(resource, int(slowest[0]), size)) if len(slowest) else 0
+    ranks = group_ranks(resource, group, fabric.world_size, size)
     return np.array(ranks, dtype=np.int64)
 
 
