@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
-from nestpipe.base import TraceError
+from nestpipe.base import TraceError, ns_to_us
 from traces.formats.dtypes import element_bytes, is_integer
 from traces.formats.json_stream import EventStream, exact_ns, whole
 from traces.formats.phases import Phase, collective_of, is_backend_range, kernel_collective, phase_of, step_of
@@ -40,6 +40,9 @@ _MEMORY = {"gpu_memcpy", "gpu_memset", "memcpy", "memset"}
 _OPERATORS = {"cpu_op", "operator"}
 # runtime calls that stall the host by themselves, or that order streams
 _STALLING = re.compile(r"Malloc|Free|HostAlloc|HostRegister|StreamWaitEvent")
+# of Ascend's tasks: the processes' names and the arguments
+_HARDWARE = re.compile(r"^(Ascend Hardware|HCCL|Communication)")
+_TASK_ARGS = frozenset({"Task Type", "notify_id", "Physic Stream Id"})
 _INPUT = re.compile(r"DataLoader.*__next__")
 #: Host work with shorter interruptions counts as one stretch: Python between two ops is part of issuing them.
 BUSY_GAP_NS_MAX = 20_000
@@ -72,7 +75,10 @@ class HostRange:
 
 @dataclass(slots=True)
 class KinetoEvents:
-    """The contents of one file, unjoined. Device events and launches are parallel columns, times in ns."""
+    """The contents of one file, unjoined. Device events and launches are parallel columns, times in ns.
+
+    `processes` are those that launched device work or ran steps.
+    """
 
     path: str
     rank: int | None = None
@@ -102,6 +108,7 @@ class KinetoEvents:
     calls: list[HostRange] = field(default_factory=list)
     busy_start_ns: array[int] = field(default_factory=lambda: array("q"))
     busy_end_ns: array[int] = field(default_factory=lambda: array("q"))
+    processes: set[str] = field(default_factory=set)
 
     def forget_launches(self) -> None:
         """Frees the launches, once each is tied to its device event."""
@@ -160,14 +167,20 @@ class _Collector:
         self._meaning: dict[str, tuple[int | None, Phase | None, bool]] = {}
         self._categories: dict[object, str] = {}
         self._busy: dict[int, list[int]] = {}
+        self._device_processes: set[str] = set()
+        self._unread: list[tuple[str, int]] = []
 
     def add(self, event: object) -> None:
         """Takes what matters from an event; the rest is dropped."""
         if not isinstance(event, dict):
             raise self._error(f"must be an object, got {str(event)[:40]!r}")
         if event.get("ph") != "X":
+            self._process(event)
             return
         category = event.get("cat")
+        if category is None and self._is_unread_task(event):
+            self._unread.append((str(event.get("name")), exact_ns(event.get("dur", 0)) or 0))
+            return
         kind = self._categories.get(category) if isinstance(category, str) else "host"
         if kind is None:
             kind = self._categories[category] = _category(str(category))
@@ -183,6 +196,34 @@ class _Collector:
                 start, duration = self._times(event)
                 self._work(self._thread(event), start, start + duration)
             (self._launch if kind == "launch" else self._host)(event, name)
+
+    def _process(self, event: Mapping[str, Any]) -> None:
+        """Notes which processes stand for hardware in a trace whose device tasks have no category (Ascend)."""
+        args = event.get("args")
+        named = event.get("ph") == "M" and event.get("name") == "process_name" and isinstance(args, dict)
+        if named and _HARDWARE.search(str(event["args"].get("name"))):
+            self._device_processes.add(str(event.get("pid")))
+
+    def _is_unread_task(self, event: Mapping[str, Any]) -> bool:
+        args = event.get("args")
+        known = isinstance(args, dict) and not _TASK_ARGS.isdisjoint(args)
+        return known or str(event.get("pid")) in self._device_processes
+
+    def refuse_unread(self) -> None:
+        """Refuses a trace with device tasks that are not in Kineto's form.
+
+        Raises:
+            TraceError: there are some.
+        """
+        if not self._unread:
+            return
+        name, length = max(self._unread, key=lambda task: task[1])
+        total = sum(duration for _, duration in self._unread)
+        raise TraceError(
+            f"{self.events.path}: {len(self._unread)} device tasks without a category, {ns_to_us(total)} us together, "
+            f"such as {name[:60]!r} of {ns_to_us(length)} us: Ascend's trace_view.json ties tasks to launches by flow "
+            "events, which are not read; export the trace with the categories and correlations of Kineto"
+        )
 
     def _error(self, problem: str) -> TraceError:
         return TraceError(f"{self.events.path}: traceEvents[{self.events.num_events}]: {problem}")
@@ -216,7 +257,7 @@ class _Collector:
             first, last = whole(args["start_ns"]), whole(args["end_ns"])
             if first is not None and last is not None and abs(first) < TIME_NS_MAX and 0 <= last - first < TIME_NS_MAX:
                 start, duration = first, last - first
-        is_comm = kind == "kernel" and known[1]
+        is_comm = kind == "kernel" and (known[1] or "Collective name" in args)
         device, stream = event.get("pid"), str(event.get("tid")).removeprefix("stream ")
         key = (str(device), stream)
         columns.device_class.append(DeviceClass.MEM if kind == "memory" else DeviceClass(int(is_comm)))
@@ -247,6 +288,7 @@ class _Collector:
         args = event.get("args")
         correlation = _small(args.get("correlation")) if isinstance(args, dict) else -1
         if correlation >= 0:
+            columns.processes.add(str(event.get("pid")))
             columns.launch_correlation.append(correlation)
             columns.launch_thread.append(thread)
             columns.launch_start_ns.append(start)
@@ -291,6 +333,7 @@ class _Collector:
             if isinstance(event.get("args"), dict) and TRAILING_STEP in event["args"]:
                 return
             self.events.steps.append(found)
+            self.events.processes.add(str(event.get("pid")))
         elif is_comm:
             args = event.get("args")
             self._collective(found, args if isinstance(args, dict) else {})
@@ -383,8 +426,14 @@ def read_events(
         collector.add(event)
         events.num_events += 1
     collector.finish()
+    collector.refuse_unread()
     events.cut_short = stream.cut_short
     _describe(events, stream.meta)
+    if events.world_size is None:
+        # the world is a group, too; of the others none is larger
+        arguments = [*events.comm_args.values(), *(found.args for found in events.ranges)]
+        sizes = [whole(args.get("Group size")) or 0 for args in arguments]
+        events.world_size = max(sizes, default=0) or None
     if not (events.device_name or events.steps or events.ranges):
         raise TraceError(
             f"{events.path}: {events.num_events} events, but no device kernel, profiler step or collective among them; "

@@ -17,12 +17,15 @@ import numpy.typing as npt
 from nestpipe.ir import OpKind
 from traces.formats.dtypes import is_integer
 from traces.formats.json_stream import whole
+from traces.formats.kineto_checks import check_events
 from traces.formats.kineto_events import DeviceClass, HostRange, KinetoEvents, argument_bytes
 from traces.formats.phases import Phase, collective_of, is_backend_range, kernel_collective, kind_of_collective
 
 __all__ = ["DeviceOp", "Joined", "join"]
 
 CHUNK = 65536
+#: By how much the device's clock may be behind the host's, so that an event seems to start before its launch.
+CLOCK_SKEW_NS_MAX = 100_000
 # CUDA and HIP, and the name that older ROCm gives the copy
 _TO_DEVICE = re.compile(r"HtoD|HostToDevice")
 _NO_COLLECTIVES = ("wait", "barrier", "init", "")
@@ -86,13 +89,23 @@ def _by_thread(ranges: Sequence[HostRange]) -> dict[int, list[HostRange]]:
 
 
 def _launches(events: KinetoEvents) -> npt.NDArray[np.int64]:
-    """Index of the launch of each device event, -1 where the trace has none."""
+    """Index of the launch of each device event, -1 where the trace has none.
+
+    A profiler that ran several times reuses its correlations; of several launches it is the last before the event.
+    """
     correlation = np.asarray(events.launch_correlation, dtype=np.int64)
     wanted = np.asarray(events.device_correlation, dtype=np.int64)
     if correlation.size == 0:
         return np.full(wanted.size, -1, dtype=np.int64)
-    order = np.argsort(correlation, kind="stable")
-    at = np.minimum(np.searchsorted(correlation[order], wanted), correlation.size - 1)
+    start = np.asarray(events.launch_start_ns, dtype=np.int64)
+    order = np.lexsort((start, correlation))
+    ordered = correlation[order]
+    at = np.minimum(np.searchsorted(ordered, wanted), ordered.size - 1)
+    end = np.searchsorted(ordered, wanted, side="right")
+    for several in np.flatnonzero(end - at > 1):
+        begun = start[order[at[several] : end[several]]]
+        latest = events.device_start_ns[several] + CLOCK_SKEW_NS_MAX
+        at[several] += max(int(np.searchsorted(begun, latest, side="right")) - 1, 0)
     found = order[at]
     return np.where((correlation[found] == wanted) & (wanted >= 0), found, -1)
 
@@ -244,6 +257,22 @@ def _in_step(steps: list[HostRange], moments: npt.NDArray[np.int64]) -> npt.NDAr
     return np.where((at >= 0) & (moments < ends[np.maximum(at, 0)]), at, -1)
 
 
+def _communicating(events: KinetoEvents, hosts: dict[int, HostRange]) -> None:
+    """Leaves the kernels that communicate, and calls so those of other libraries, whatever their name.
+
+    A collective's range also launches the kernels that pack and unpack its tensors; so where one of its kernels has
+    the name of a communication kernel, that is the one, and otherwise all are.
+    """
+    named = {id(host) for index, host in hosts.items() if events.device_class[index] == DeviceClass.COMM}
+    for index, host in list(hosts.items()):
+        if events.device_class[index] == DeviceClass.COMM:
+            continue
+        if id(host) in named:
+            del hosts[index]
+        else:
+            events.device_class[index] = DeviceClass.COMM
+
+
 def _place(
     events: KinetoEvents,
     stages: list[HostRange],
@@ -264,8 +293,9 @@ def _place(
             index = int(chosen[at])
             phases[index], host, offset = _nearest(around, moment)
             offsets[index] = offset or 0
-            if host is not None and events.device_class[index] == DeviceClass.COMM:
+            if host is not None and events.device_class[index] != DeviceClass.MEM:
                 hosts[index] = host
+    _communicating(events, hosts)
     # what other threads launch belongs to the stage that the main thread is in
     orphans = np.flatnonzero(placed & np.array([phase is None for phase in phases], dtype=np.bool_))
     for at, moment, around in containing(stages, launch_start[orphans]):
@@ -280,7 +310,12 @@ def _place(
 
 
 def join(events: KinetoEvents) -> Joined:
-    """Ties the device events of a trace to their launches and to the host ranges around these."""
+    """Ties the device events of a trace to their launches and to the host ranges around these.
+
+    Raises:
+        TraceError: the events are those of no rank (`traces.formats.kineto_checks`).
+    """
+    noticed = check_events(events)
     events.steps.sort(key=lambda s: s.start_ns)
     stages = _stages(events.ranges)
     _lookahead(events.steps, stages)
@@ -307,7 +342,14 @@ def join(events: KinetoEvents) -> Joined:
     numbers = np.array([_step_number(s) for s in events.steps] or [-1], dtype=np.int64)
     step = np.where((at >= 0) & placed, numbers[np.maximum(at, 0)], -1)
     return Joined(
-        events, ops, step, launch_start, launch_end, thread, collectives, _notes(events, ops, known, collectives)
+        events,
+        ops,
+        step,
+        launch_start,
+        launch_end,
+        thread,
+        collectives,
+        noticed + _notes(events, ops, known, collectives),
     )
 
 

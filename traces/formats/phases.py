@@ -82,8 +82,15 @@ _RULES: tuple[tuple[re.Pattern[str], Phase], ...] = tuple(
 _OWN = re.compile(r"^## nestpipe:(.+) ##$")
 _KINDS = frozenset(kind.value for kind in OpKind)
 _STEP = re.compile(r"^ProfilerStep#(\d+)$")
-_BACKEND = re.compile(r"^(nccl|rccl|hccl|xccl):", re.IGNORECASE)
-_COMM_KERNEL = re.compile(r"nccl|rccl|hccl", re.IGNORECASE)
+_BACKEND = re.compile(r"^(nccl|rccl|hccl|xccl|oneccl|ucc):", re.IGNORECASE)
+# by library: NCCL and those named after it, oneCCL, HCCL's tasks, DeepEP, MSCCL++, NVSHMEM; vLLM's and PyTorch's own
+_COMM_KERNEL = re.compile(
+    r"nccl|rccl|hccl|\bhcom_|oneccl|(?:deep_ep|\bep)::|mscclpp|nvshmem|cross_device_reduce"
+    r"|(?:one|two)_shot_all_?reduce|multimem_(?:one_shot_)?(?:all_?reduce|all_?gather|reduce_scatter)",
+    re.IGNORECASE,
+)
+# of expert parallelism (DeepEP): tokens to their experts and back
+_EXPERT = re.compile(r"\b(dispatch|combine|notify_dispatch|cached_notify\w*)\b")
 
 # the first that matches names the collective
 _COLLECTIVES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
@@ -170,8 +177,10 @@ def kernel_collective(name: str) -> str | None:
     if not _COMM_KERNEL.search(name):
         return None
     head = name.split("(", 1)[0].lower()
-    if "sendrecv" in head:
+    if "sendrecv" in head or _EXPERT.search(head):
         return "all_to_all"
+    if "cross_device_reduce" in head:
+        return "all_reduce"
     return known_collective(head) or "unknown"
 
 

@@ -22,7 +22,10 @@ OFFSET_NS_MIN = 100_000
 
 @dataclass(slots=True)
 class Exchange:
-    """One collective on one rank: its device events and the host range, where there is one."""
+    """One collective on one rank: its device events and the host range, where there is one.
+
+    `in_step` is False where the trace has steps, but the launch lies in none: before or after what was recorded.
+    """
 
     position: int
     collective: str
@@ -31,6 +34,7 @@ class Exchange:
     host: HostRange | None
     start_ns: int
     end_ns: int
+    in_step: bool = True
 
     @property
     def events(self) -> list[int]:
@@ -86,7 +90,14 @@ def exchanges(joined: Joined, position: int = 0) -> list[Exchange]:
         members = args.get("Process Group Ranks", "")
         label = f"{group} {members}".strip()
         found[key] = Exchange(
-            position, op.collective or "unknown", label, {index: duration}, op.host, start, start + duration
+            position,
+            op.collective or "unknown",
+            label,
+            {index: duration},
+            op.host,
+            start,
+            start + duration,
+            not events.steps or int(joined.step[index]) >= 0,
         )
     return list(found.values())
 
@@ -104,8 +115,10 @@ def match(ranks: Sequence[Joined]) -> tuple[list[Matched], list[str]]:
         taking_part = [sequence for sequence in sequences if sequence]
         if len(taking_part) < 2:
             continue
-        names = [[exchange.collective for exchange in sequence] for sequence in taking_part]
-        if any(name != names[0] for name in names):
+        if not _alike(taking_part):
+            # kernels that were under way as recording began belong to launches that only some ranks' traces hold
+            taking_part = [[exchange for exchange in sequence if exchange.in_step] for sequence in taking_part]
+        if not _alike(taking_part):
             notes.append(
                 f"group {group or 'unnamed'}: the ranks ran different collectives; waiting cannot be told from transfer"
             )
@@ -114,6 +127,11 @@ def match(ranks: Sequence[Joined]) -> tuple[list[Matched], list[str]]:
             matched.append(Matched(together[0].collective, group, list(together)))
     matched.sort(key=lambda one: min(exchange.start_ns for exchange in one.exchanges))
     return matched, notes
+
+
+def _alike(sequences: Sequence[Sequence[Exchange]]) -> bool:
+    names = [[exchange.collective for exchange in sequence] for sequence in sequences]
+    return all(name == names[0] for name in names)
 
 
 def clock_offsets_ns(matched: Iterable[Matched], num_ranks: int) -> list[int]:
