@@ -15,8 +15,18 @@ from nestpipe.cli._render import Format, Output, render
 from nestpipe.ir import show, with_micro_batches
 from nestpipe.schedules import load, names
 from reports.runs import Column, parts, text
-from sim.costs import Mode, Options, Run, TraceCosts, TraceWorkload, require_runnable, run
-from sim.engine import Anchor, Scales, anchor
+from sim.costs import (
+    Mode,
+    Options,
+    Run,
+    TraceCosts,
+    TraceWorkload,
+    anchored_trace,
+    blocks_of,
+    require_runnable,
+    run,
+)
+from sim.engine import Anchor, Scales
 from sim.engine import replay as replay_trace
 from sim.network import read_measured
 from topologies.cluster import load_cluster
@@ -27,6 +37,7 @@ from traces.table import read_table
 __all__ = ["replay"]
 
 _CLASSIFIED_MIN: Final = 0.5
+_HOST_BOUND: Final = 0.95
 
 
 def replay(
@@ -64,7 +75,7 @@ def replay(
             f"{paths[0]}: only {share:.1%} of the device time is classified, too little to predict a schedule from; "
             f"at least {_CLASSIFIED_MIN:.0%} must be (trace import lists what is not, and why)"
         )
-    found, facts = _anchor(frame)
+    workload, found, facts = _anchor(frame)
     for warning in facts["warnings"]:
         typer.echo(f"warning: {warning}", err=True)
     if schedule is None:
@@ -73,7 +84,7 @@ def replay(
         )
     else:
         _under_schedule(
-            frame,
+            workload,
             _recorded_loop(facts["schedule"]) if schedule == "recorded" else schedule,
             output,
             found,
@@ -90,14 +101,15 @@ def replay(
         )
 
 
-def _anchor(frame: pd.DataFrame) -> tuple[Anchor | None, dict[str, Any]]:
+def _anchor(frame: pd.DataFrame) -> tuple[TraceWorkload, Anchor | None, dict[str, Any]]:
     """The recorded step under the schedule it was recorded with; without launches and steps there is none."""
     try:
-        found = anchor(frame)
+        workload, found = anchored_trace(frame)
     except NestPipeError as error:
         warning = f"unanchored: the recorded step cannot be predicted again, so nothing shows what to trust: {error}"
-        return None, {"schedule": recorded_schedule(frame), "anchored": False, "warnings": [warning]}
-    return found, found.as_dict()
+        facts = {"schedule": recorded_schedule(frame), "anchored": False, "status": "unanchored", "warnings": [warning]}
+        return TraceWorkload(frame=frame), None, facts
+    return workload, found, found.as_dict()
 
 
 def _recorded_loop(found: str) -> str:
@@ -162,7 +174,7 @@ def _anchor_lines(found: Anchor | None, facts: dict[str, Any]) -> list[str]:
 
 
 def _under_schedule(
-    frame: pd.DataFrame,
+    workload: TraceWorkload,
     schedule: str,
     output: Format,
     found: Anchor | None,
@@ -189,8 +201,8 @@ def _under_schedule(
     if micro_batches is not None:
         loop = with_micro_batches(loop, micro_batches)
     require_runnable(loop)
-    workload = TraceWorkload(
-        frame=frame,
+    workload = replace(
+        workload,
         mode=Mode(mode),
         batch_scale=batch_scale,
         network=network,
@@ -228,11 +240,31 @@ def _result(run: Run) -> dict[str, Any]:
         "utilization": run.metrics.utilization,
         "exposed_communication_ratio": run.metrics.exposed_communication_ratio,
         "limit": run.bound.text(),
+        "host": _host(run, costs),
         "critical_cycle_rests_on": run.rests_on,
         "without_cost": [kind.value for kind in kinds if kind not in costs.batch_ns],
         "batch_us": {kind.value: ns_to_us(float(each.mean())) for kind, each in costs.batch_ns.items()},
         "assumptions": list(costs.assumptions),
     }
+
+
+def _host(run: Run, costs: TraceCosts) -> dict[str, Any] | None:
+    """The host thread of the busiest rank: its own time in a step, and the share of the step that it is busy."""
+    if costs.host is None:
+        return None
+    inner = blocks_of(run.loop)
+    times = {kind: run.loop.micro_batches if kind in inner else 1 for kind in costs.host.kinds}
+    ms = max(costs.host.step_ns(rank, times) for rank in range(len(costs.host.work_ns))) / NS_PER_MS
+    share = ms / run.metrics.step_latency_ms if run.metrics.step_latency_ms else 0.0
+    return {"busiest_ms": ms, "share_of_step": share, "bounds_the_step": share >= _HOST_BOUND}
+
+
+def _host_lines(host: dict[str, Any] | None) -> list[str]:
+    if host is None:
+        return []
+    bound = ": the job is bound by its host" if host["bounds_the_step"] else ""
+    busy = f"{host['busiest_ms']:.3f} ms of it ({host['share_of_step']:.0%})"
+    return [f"The host thread of the busiest rank works {busy}{bound}"]
 
 
 def _run_lines(result: dict[str, Any], schedule: str) -> list[str]:
@@ -244,6 +276,7 @@ def _run_lines(result: dict[str, Any], schedule: str) -> list[str]:
     return [
         parts({schedule: result["parts_ms"]}, title="Where the step goes"),
         f"\nWhat limits this step: {result['limit']}",
+        *_host_lines(result["host"]),
         f"It rests on numbers that are {words}{of}{nothing}",
         "\nAssumed:",
         *(f"  {each}" for each in result["assumptions"]),

@@ -1,5 +1,6 @@
 """How long an op takes and what it asks of the hardware, from a case, a model, a trace or a cost table; and the run."""
 
+from sim.costs.anchored import anchored_trace
 from sim.costs.calibrated import CalibratedCosts, Machine, OpSizes
 from sim.costs.case import CaseWorkload, scaled_law, status_of
 from sim.costs.demand import Demand, num_owners
@@ -29,6 +30,7 @@ __all__ = [
     "TraceCosts",
     "TraceWorkload",
     "Workload",
+    "anchored_trace",
     "blocks_of",
     "costs_of",
     "metric_status",

@@ -18,7 +18,7 @@ from nestpipe.ir import Loop, OpKind, refuse_parts, unroll
 from nestpipe.timeline import StepMetrics, Timeline, measure
 from sim.costs.hardware import HardwareCosts
 from sim.costs.workload import OpCosts, Options, Workload, batch_ns
-from sim.engine import Bound, TimedCosts, World, max_cycle_ratio, rank_step_ns, simulate
+from sim.engine import HOST, Bound, CycleStep, HostLane, TimedCosts, World, max_cycle_ratio, rank_step_ns, simulate
 from topologies.cluster import Cluster
 
 if TYPE_CHECKING:
@@ -76,7 +76,12 @@ class Run:
         """
         if self.ops.op_ns is None:
             raise CaseError(f"{self.loop.name}: a cost table knows every op by itself, so there is no cycle bound")
-        return max_cycle_ratio(self.loop, self.ops.op_ns)
+        host: HostLane | None = getattr(self.ops.costs, "host", None)
+        if host is None:
+            return max_cycle_ratio(self.loop, self.ops.op_ns)
+        ranks = range(min(self.world.world_size, len(host.work_ns)))
+        each = [max_cycle_ratio(self.loop, self.ops.op_ns, host, rank) for rank in ranks]
+        return max(each, key=lambda bound: bound.step_ns)
 
     @cached_property
     def batch_ns(self) -> dict[OpKind, int]:
@@ -86,7 +91,13 @@ class Run:
     @cached_property
     def rests_on(self) -> dict[str, float]:
         """The share of the critical cycle by where its numbers come from."""
-        return shares_by_origin((self.ops.origin.get(step.kind, "assumed"), step.ns) for step in self.bound.cycle)
+        return shares_by_origin((self._origin(step), step.ns) for step in self.bound.cycle)
+
+    def _origin(self, step: CycleStep) -> str:
+        """Where the time of an op comes from; what its micro-batches cost the host was not recorded."""
+        if step.stream == HOST and self.loop.micro_batches > 1:
+            return "assumed"
+        return self.ops.origin.get(step.kind, "assumed")
 
     @cached_property
     def step_ns(self) -> float:

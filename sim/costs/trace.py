@@ -22,10 +22,11 @@ import simpy
 from nestpipe.base import TraceError, ns_to_us, split_evenly
 from nestpipe.ir import COLLECTIVES, Loop, Op, OpKind, Resource
 from sim.costs.demand import Demand
-from sim.costs.workload import OpCosts, Options
-from sim.engine import Work
+from sim.costs.workload import OpCosts, Options, blocks_of
+from sim.engine import Anchor, Awaited, HostLane, Work, issue_order
 from sim.network import network_costs
 from topologies.cluster import Cluster
+from traces.recording import HostUse, host_use, own_routing, recording
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -57,6 +58,7 @@ class TraceCosts:
         seed: of the draws in mode distribution.
         origin: for each kind measured, fitted, extrapolated or assumed.
         assumptions: what was assumed, in words.
+        host: the thread that issues the ops; None where the trace does not show it.
     """
 
     batch_ns: Mapping[OpKind, npt.NDArray[np.float64]]
@@ -65,6 +67,7 @@ class TraceCosts:
     seed: int
     origin: Mapping[OpKind, str]
     assumptions: tuple[str, ...] = field(default_factory=tuple)
+    host: HostLane | None = None
 
     def op_ns(self, op: Op) -> int:
         """Nanoseconds of one op: of its step in mode step, otherwise the mean."""
@@ -79,8 +82,11 @@ class TraceCosts:
         return whole if op.micro_batch is None else split_evenly(whole, self.micro_batches, op.micro_batch)
 
     def colours(self, world_size: int) -> Sequence[int] | None:
-        """Ranks differ only where durations are drawn."""
-        return range(world_size) if self.mode is Mode.DISTRIBUTION else None
+        """Ranks differ where durations are drawn, and where their hosts do: recorded ranks repeat."""
+        if self.mode is Mode.DISTRIBUTION:
+            return range(world_size)
+        hosts = 1 if self.host is None else len(self.host.work_ns)
+        return [rank % hosts for rank in range(world_size)] if hosts > 1 else None
 
     def local(self, ops: Sequence[Op], rank: int) -> Sequence[Work]:
         """See `Costs.local`."""
@@ -118,6 +124,8 @@ class TraceWorkload:
         network: the cluster whose network scales transfers to another number of ranks; None for none.
         seed: of the draws in mode distribution.
         batch_per_worker: samples a rank trained per step, if that is known; options with another batch scale by it.
+        use: the host's part of a step, where the trace shows it.
+        without: steps that stall by themselves, and are no part of the steady pace.
     """
 
     frame: pd.DataFrame
@@ -126,6 +134,16 @@ class TraceWorkload:
     network: Cluster | None = None
     seed: int = 0
     batch_per_worker: int | None = None
+    use: HostUse | None = None
+    without: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, frame: pd.DataFrame, found: Anchor | None, **more: Any) -> TraceWorkload:
+        """A trace with its host, if it was recorded and anchored; `more` are other attributes."""
+        if found is None:
+            return cls(frame=frame, **more)
+        without = tuple(stall.step for stall in found.stalls)
+        return cls(frame=frame, use=host_use(recording(frame), without), without=without, **more)
 
     @property
     def domain_size(self) -> None:
@@ -159,6 +177,8 @@ class TraceWorkload:
             world_size=options.world_size,
             collective_ns=None if network is None else network_costs(network, loop, options.domain_size),
             seed=self.seed,
+            use=self.use,
+            without=self.without,
         )
 
     def demands(self, loop: Loop, cluster: Cluster | None, options: Options) -> dict[OpKind, Demand]:
@@ -184,6 +204,8 @@ def costs_from_trace(
     world_size: int | None = None,
     collective_ns: CollectiveCost | None = None,
     seed: int = 0,
+    use: HostUse | None = None,
+    without: Sequence[int] = (),
 ) -> TraceCosts:
     """What the ops of `loop` cost according to a trace.
 
@@ -203,6 +225,9 @@ def costs_from_trace(
         raise TraceError(f"batch_scale must be positive, got {batch_scale}")
     recorded_world = int(frame["group_size"].max()) if frame["group_size"].notna().any() else frame["rank"].nunique()
     target_world = world_size or recorded_world
+    frame = own_routing(frame)
+    if without:
+        frame = frame[~frame["step"].isin(list(without)).fillna(False).astype(bool)]
     assumptions: list[str] = []
     batch_ns: dict[OpKind, npt.NDArray[np.float64]] = {}
     origin: dict[OpKind, str] = {}
@@ -221,6 +246,12 @@ def costs_from_trace(
             factor, note = _world_factor(rows, kind, recorded_world, target_world, batch_scale, collective_ns)
             samples, origin[kind] = samples * factor, "extrapolated"
             assumptions.append(note)
+        if use is not None and (beside := use.overlap_ns.get(kind, 0)):
+            # the schedule knows the batch's computation as a whole, and would have the transfer wait for all of it
+            samples = np.maximum(samples - beside, 0)
+            assumptions.append(
+                f"{kind}: {ns_to_us(beside):.4g} us run beside their own batch's computation, as recorded"
+            )
         batch_ns[kind] = samples
     if not batch_ns:
         raise TraceError(f"the trace has no durations of any op of {loop.name}: {', '.join(missing)}")
@@ -234,8 +265,26 @@ def costs_from_trace(
         micro_batches=loop.micro_batches,
         seed=seed,
         origin=origin,
-        assumptions=tuple(assumptions),
+        assumptions=(*assumptions, *(() if use is None else _HOST_ASSUMED)),
+        host=None if use is None else _lane(use, loop),
     )
+
+
+_HOST_ASSUMED = (
+    "one host thread issues every op, in recorded order as far as the schedule allows; its work moves with its op",
+    "each micro-batch costs the host the calls of a whole batch; further ranks are as the recorded ones, in turn",
+)
+
+
+def _lane(use: HostUse, loop: Loop) -> HostLane:
+    """The host of a schedule: calls are made anew for each micro-batch, gaps between them are split."""
+    awaits = {kind: tuple(Awaited(*one) for one in each) for kind, each in use.awaits.items()}
+    inner = blocks_of(loop)
+    work = [
+        {kind: ns + round(gaps.get(kind, 0) / (loop.micro_batches if kind in inner else 1)) for kind, ns in own.items()}
+        for own, gaps in zip(use.work_ns, use.gap_ns, strict=True)
+    ]
+    return HostLane(order=issue_order(loop, use.order), work_ns=work, awaits=awaits)
 
 
 def _exchanges(rows: pd.DataFrame) -> pd.DataFrame:

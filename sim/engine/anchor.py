@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from nestpipe.base import NS_PER_MS
 from sim.engine.replay import Cause, Replay, Scales, replay_recording
-from traces.recording import classified_share, recorded_schedule, recording
+from traces.recording import Recording, classified_share, recorded_schedule, recording
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -60,6 +60,9 @@ class Anchor:
         causes_ms: what the recorded step was spent on; `unexplained` is what is left of it, and may be negative.
         pace_ms: mean from the end of one step on the device to the next, recorded and predicted; None for one step.
         late_ms: for each rank that others wait for, how long they do together, per step.
+        steady_ms: the recorded pace free of who came late into the window: that of the device, or for one step the
+            slowest rank's when all begin together.
+        as_schedule_ms: the steady step as predicted from the text of `schedule`; None where that is not a schedule.
         steps: how many steps the mean is over.
         stalls: the steps left out.
         unexplained: by kind, the longest first.
@@ -74,6 +77,8 @@ class Anchor:
     causes_ms: Mapping[str, float]
     pace_ms: tuple[float, float] | None
     late_ms: Mapping[int, float]
+    steady_ms: float
+    as_schedule_ms: float | None = None
     steps: int
     stalls: tuple[Stall, ...]
     unexplained: tuple[Unexplained, ...]
@@ -87,21 +92,32 @@ class Anchor:
         return self.predicted_ms / self.recorded_ms - 1 if self.recorded_ms else None
 
     @property
+    def as_schedule_error(self) -> float | None:
+        """Of the steady step as predicted from the schedule's text."""
+        if self.as_schedule_ms is None or not self.steady_ms:
+            return None
+        return self.as_schedule_ms / self.steady_ms - 1
+
+    @property
     def anchored(self) -> bool:
         """Whether the prediction is within `TOLERANCE`, of the step and of the device's pace."""
-        if self.relative_error is None or abs(self.relative_error) > TOLERANCE:
-            return False
-        return self.pace_ms is None or not self.pace_ms[0] or abs(self.pace_ms[1] / self.pace_ms[0] - 1) <= TOLERANCE
+        pairs = [(self.recorded_ms, self.predicted_ms), *([] if self.pace_ms is None else [self.pace_ms])]
+        return all(recorded and abs(predicted / recorded - 1) <= TOLERANCE for recorded, predicted in pairs)
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """What whoever reads a prediction has to know first."""
         found = []
         if not self.anchored:
-            error = "unknown" if self.relative_error is None else f"{self.relative_error:+.1%}"
             found.append(
-                f"unanchored: the recorded step comes out with an error of {error}, beyond {TOLERANCE:.0%}; "
+                f"unanchored: the recorded step or pace comes out with an error beyond {TOLERANCE:.0%}; "
                 "nothing predicted from this recording can be trusted"
+            )
+        error = self.as_schedule_error
+        if error is not None and abs(error) > TOLERANCE:
+            found.append(
+                f"unanchored as a schedule: from the text of {self.schedule} the steady step comes out off by "
+                f"{error:+.1%}; predictions under other schedules may be off by as much"
             )
         share = self.classified_share
         if share is not None and share < CLASSIFIED_MIN:
@@ -120,6 +136,9 @@ class Anchor:
             "status": "anchored" if self.anchored else "unanchored",
             "causes_ms": dict(self.causes_ms),
             "device_pace": None if pace is None else {"recorded_ms": pace[0], "predicted_ms": pace[1]},
+            "steady_ms": self.steady_ms,
+            "as_schedule_ms": self.as_schedule_ms,
+            "as_schedule_relative_error": self.as_schedule_error,
             "steps": self.steps,
             "stalls": [
                 {name: getattr(each, name) for name in ("step", "recorded_ms", "predicted_ms", "cause")}
@@ -145,6 +164,11 @@ class Anchor:
         ]
         if self.pace_ms is not None:
             found.append(f"  pace of the device: recorded {self.pace_ms[0]:.3f} ms, predicted {self.pace_ms[1]:.3f} ms")
+        if self.as_schedule_error is not None:
+            found.append(
+                f"  from the schedule's text with the host as a lane: steady step {self.steady_ms:.3f} ms recorded, "
+                f"{self.as_schedule_ms:.3f} ms predicted ({self.as_schedule_error:+.2%})"
+            )
         whole = self.recorded_ms or 1
         parts = [f"{name} {ms:.3f} ms ({ms / whole:.0%})" for name, ms in self.causes_ms.items() if round(ms, 3)]
         found.append(f"  where it goes: {', '.join(parts)}")
@@ -190,6 +214,7 @@ def anchor(frame: pd.DataFrame) -> Anchor:
         causes_ms={**causes, "unexplained": recorded - predicted},
         pace_ms=_pace(found),
         late_ms=_late(found, recorded),
+        steady_ms=_steady(source, found),
         steps=steady["step"].nunique(),
         stalls=tuple(_stall(steps[steps["step"] == step], step, cause) for step, cause in stalled.items()),
         unexplained=tuple(
@@ -200,6 +225,15 @@ def anchor(frame: pd.DataFrame) -> Anchor:
         classified_share=classified_share(frame),
         notes=source.notes,
     )
+
+
+def _steady(source: Recording, found: Replay) -> float:
+    pace = _pace(found)
+    if pace is not None:
+        return pace[0]
+    together = found if len(source.ranks) == 1 else replay_recording(source, Scales(), together=True)
+    column = "recorded_ns" if len(source.ranks) == 1 else "replayed_ns"
+    return float(together.steps[column].max()) / NS_PER_MS if len(together.steps) else 0.0
 
 
 def _stalled(found: Replay) -> dict[int, str]:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from nestpipe.base import DeadlockError, ScheduleError
 from nestpipe.ir import Edge, Loop, LoopGraph, Op, OpKind, loop_graph
+from sim.engine.host import HOST, HostLane
 
 __all__ = ["Bound", "CycleStep", "max_cycle_ratio"]
 
@@ -51,17 +52,20 @@ class Bound:
         shares: dict[str, int] = {}
         for step in self.cycle:
             if step.ns:
-                shares[step.kind.value] = shares.get(step.kind.value, 0) + step.ns
+                name = f"host of {step.kind}" if step.stream == HOST else step.kind.value
+                shares[name] = shares.get(name, 0) + step.ns
         total = sum(shares.values()) or 1
         return " -> ".join(f"{kind} {100 * ns / total:.1f} %" for kind, ns in shares.items())
 
 
-def max_cycle_ratio(loop: Loop, duration_ns: Callable[[Op], int]) -> Bound:
+def max_cycle_ratio(loop: Loop, duration_ns: Callable[[Op], int], host: HostLane | None = None, rank: int = 0) -> Bound:
     """The steady-state step time of `loop` when nothing contends, and its critical cycle.
 
     Args:
         loop: the schedule.
         duration_ns: nanoseconds of an op; it is given with its batch offset and its absolute micro-batch.
+        host: the thread that issues the ops, where there is one.
+        rank: whose thread.
 
     Raises:
         DeadlockError: if ops wait for each other in a circle within or against the order of iterations.
@@ -69,6 +73,9 @@ def max_cycle_ratio(loop: Loop, duration_ns: Callable[[Op], int]) -> Bound:
     """
     graph = loop_graph(loop)
     weights = [duration_ns(op) for op in graph.ops]
+    if host is not None:
+        graph, issue_ns = host.extended(graph, rank)
+        weights += issue_ns
     backwards = _positive_cycle(graph, lambda edge: 1 - edge.distance * (len(graph.ops) + 1))
     if backwards is not None:
         names = " -> ".join(_name(graph, edge.source) for edge in backwards)

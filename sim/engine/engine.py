@@ -20,10 +20,11 @@ import numpy as np
 import simpy
 
 from nestpipe.base import CaseError, DeadlockError, ScheduleError
-from nestpipe.ir import COLLECTIVES, GROUPS, Op, Program, Resource, op_name, program_graph
+from nestpipe.ir import COLLECTIVES, GROUPS, Op, OpKind, Program, Resource, op_name, program_graph
 from nestpipe.timeline import Timeline, build
 from sim.engine.costs import Costs, SharedCosts, Work
 from sim.engine.folding import Actors, World, fold, unfolded
+from sim.engine.host import HostLane, Issue, split
 
 __all__ = ["simulate"]
 
@@ -118,6 +119,8 @@ class _Run:
     done: list[dict[int, simpy.Event]] = field(default_factory=list)
     meetings: dict[tuple[int, int], _Meeting] = field(default_factory=dict)
     at: dict[tuple[int, str], int] = field(default_factory=dict)
+    begun: list[dict[int, simpy.Event]] = field(default_factory=list)
+    gates: list[dict[int, tuple[simpy.Event, simpy.Event, simpy.Event]]] = field(default_factory=list)
 
     @classmethod
     def of(cls, program: Program, costs: Costs, actors: Actors) -> _Run:
@@ -140,13 +143,22 @@ class _Run:
             run.ends.append(blank[:])
             run.waits.append(array("q", [0]) * len(run.ops))
             run.done.append({})
+            run.begun.append({})
+            run.gates.append({})
         return run
 
     def start(self) -> list[simpy.Process]:
         """All processes, one per actor and stream."""
         processes = []
+        host: HostLane | None = getattr(self.costs, "host", None)
+        issues = [] if host is None else host.issues(self.ops)
         for actor, rank in enumerate(self.actors.ranks.tolist()):
             work = self.costs.local(self.ops, rank)
+            if host is not None:
+                self.gates[actor] = {
+                    issue.op: (self.env.event(), self.env.event(), self.env.event()) for issue in issues
+                }
+                processes.append(self.env.process(self.issue(actor, issues, host.of_rank(rank))))
             first = 0
             for stream in self.program.streams:
                 indices = range(first, first + len(stream.body))
@@ -161,6 +173,7 @@ class _Run:
         """One stream of one rank: wait, start, finish, record, op by op."""
         env: Any = self.env  # its `now` is an int: every delay is
         starts, ends, done = self.starts[actor], self.ends[actor], self.done[actor]
+        begun, gates = self.begun[actor], self.gates[actor]
         for i, waits_for, work in steps:
             self.at[actor, stream] = i
             for other in waits_for:
@@ -168,17 +181,52 @@ class _Run:
                     if other not in done:
                         done[other] = env.event()
                     yield done[other]
+            gate = gates.get(i)
+            if gate is not None:
+                yield gate[0]
             starts[i] = env.now
+            if i in begun:
+                begun.pop(i).succeed()
             if work is None:
                 meeting = self.meet(actor, resource, i)
                 yield meeting.done
                 self.waits[actor][i] = meeting.last_arrival_ns - starts[i]
             elif work:
                 yield env.timeout(work) if type(work) is int else self.costs.start(env, work)
+            if gate is not None:
+                gate[1].succeed()
+                yield gate[2]
             ends[i] = env.now
             if i in done:
                 done.pop(i).succeed()
         del self.at[actor, stream]
+
+    def issue(
+        self, actor: int, issues: Sequence[Issue], work_ns: Mapping[OpKind, int]
+    ) -> Generator[simpy.Event, Any, None]:
+        """The host thread of one rank: wait, begin to issue, finish, op by op."""
+        env, gates = self.env, self.gates[actor]
+        for issue in issues:
+            for other, whole in issue.first:
+                yield from self.reached(actor, other, whole=whole)
+            begin, worked, finish = gates[issue.op]
+            begin.succeed()
+            before, after = split(work_ns.get(self.ops[issue.op].kind, 0), issue.own)
+            if before:
+                yield env.timeout(before)
+            if issue.own is not None and issue.own.whole:
+                yield worked
+            elif issue.own is not None:
+                yield from self.reached(actor, issue.op, whole=False)
+            if after:
+                yield env.timeout(after)
+            finish.succeed()
+
+    def reached(self, actor: int, i: int, *, whole: bool) -> Generator[simpy.Event, Any, None]:
+        """Wait for the end of an op, or only for its start."""
+        times, events = (self.ends, self.done) if whole else (self.starts, self.begun)
+        if times[actor][i] < 0:
+            yield events[actor].setdefault(i, self.env.event())
 
     def meet(self, actor: int, resource: Resource, i: int) -> _Meeting:
         """Arrive at a collective; the last rank of the group to arrive starts the transfer."""

@@ -166,6 +166,7 @@ class _Run:
 
     source: Recording
     scales: Scales
+    shifts: list[int]
     graph: _Graph = field(default_factory=_Graph)
     nodes: list[_Nodes] = field(default_factory=list)
     meeting: dict[tuple[str, int], int] = field(default_factory=dict)
@@ -173,28 +174,28 @@ class _Run:
 
     def build(self) -> None:
         graph = self.graph
-        for each in self.source.ranks:
+        for each, shift in zip(self.source.ranks, self.shifts, strict=True):
             nodes = _Nodes()
             for _ in each.calls:
                 nodes.call_start.append(graph.add())
                 nodes.call_end.append(graph.add())
             for op in each.ops:
-                nodes.op_start.append(graph.add(op.start_ns if op.call is None else None))
+                nodes.op_start.append(graph.add(op.start_ns + shift if op.call is None else None))
                 nodes.op_end.append(graph.add())
             self.nodes.append(nodes)
         self.meeting = {key: graph.add() for key in self.source.meetings}
         for position, each in enumerate(self.source.ranks):
             for index, call in enumerate(each.calls):
                 self.host(each, self.nodes[position], index, call)
+                if call.previous is None:
+                    graph.floor[self.nodes[position].call_start[index]] = call.start_ns + self.shifts[position]
             for index, op in enumerate(each.ops):
                 self.device(position, index, op)
 
     def host(self, each: RankRecording, nodes: _Nodes, index: int, call: Call) -> None:
         """When a call begins and returns."""
         graph, start, end = self.graph, nodes.call_start[index], nodes.call_end[index]
-        if call.previous is None:
-            graph.floor[start] = call.start_ns
-        else:
+        if call.previous is not None:
             between = round((call.work_ns + call.gap_ns) * self.scales.host)
             graph.after(start, nodes.call_end[call.previous], between)
         if not call.awaits:
@@ -237,9 +238,15 @@ class _Run:
         return round(self.source.meetings[op.meeting].transfer_ns * self.scales.transfer)
 
 
-def replay_recording(source: Recording, scales: Scales) -> Replay:
-    """Runs a recording again; see `replay`."""
-    run = _Run(source=source, scales=scales)
+def replay_recording(source: Recording, scales: Scales, *, together: bool = False) -> Replay:
+    """Runs a recording again; see `replay`.
+
+    Args:
+        source: the recording.
+        scales: what to change.
+        together: let all ranks begin the first step at once, so that nobody waits for who came late into the window.
+    """
+    run = _Run(source=source, scales=scales, shifts=_shifts(source) if together else [0] * len(source.ranks))
     run.build()
     stuck = set(run.graph.solve())
     if stuck:
@@ -251,6 +258,12 @@ def replay_recording(source: Recording, scales: Scales) -> Replay:
         ][:8]
         raise DeadlockError("the replay cannot finish; first ops that never ended: " + ", ".join(names))
     return Replay(steps=_steps(run), pace=_pace(run), late=_late(run), spans=_spans(run), notes=source.notes)
+
+
+def _shifts(source: Recording) -> list[int]:
+    """How much later each rank has to begin for all to begin their first step at once."""
+    begins = [min((begin for _, begin, _ in each.steps), default=0) for each in source.ranks]
+    return [max(begins) - begin for begin in begins]
 
 
 def _steps(run: _Run) -> pd.DataFrame:

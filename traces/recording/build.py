@@ -17,6 +17,7 @@ import numpy.typing as npt
 from nestpipe.base import TraceError
 from traces.formats.intervals import merge
 from traces.recording.model import Activity, Call, DeviceOp, Latencies, Meeting, RankRecording, Recording
+from traces.recording.schedule import own_routing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,6 +47,7 @@ def recording(frame: pd.DataFrame) -> Recording:
         TraceError: if the table has no launches or no steps.
     """
     frame = frame.reset_index(drop=True)
+    frame = own_routing(frame if "batch" in frame else frame.assign(batch=frame["step"]))
     frame = frame.assign(rank=frame["rank"].fillna(0))  # a lone trace may not say its rank
     unnumbered = frame["kind"].eq(_STEP) & frame["step"].isna()
     frame = frame[~unnumbered].reset_index(drop=True)
@@ -87,13 +89,14 @@ def _rank(rank: int, rows: pd.DataFrame) -> RankRecording:
             kind=str(kind),
             name=str(name),
             step=None if pd.isna(step) else int(step),
+            batch=None if pd.isna(batch) else int(batch),
             start_ns=int(start),
             end_ns=int(end),
             collective=not pd.isna(collective),
         )
-        for row, stream, kind, name, step, start, end, collective in zip(
+        for row, stream, kind, name, step, batch, start, end, collective in zip(
             device.index,
-            *(device[name] for name in ("stream", "kind", "op", "step", "start_ns", "end_ns", "collective")),
+            *(device[name] for name in ("stream", "kind", "op", "step", "batch", "start_ns", "end_ns", "collective")),
             strict=True,
         )
     ]

@@ -74,6 +74,7 @@ class DeviceOp:
     kind: str
     name: str
     step: int | None
+    batch: int | None = None
     start_ns: int
     end_ns: int
     collective: bool = False

@@ -12,7 +12,7 @@ from nestpipe.ir import OpKind
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["classified_share", "recorded_schedule"]
+__all__ = ["classified_share", "own_routing", "recorded_schedule"]
 
 #: (batches ahead at which keys are exchanged, batches ahead at which inputs are copied): the schedule's name
 _NAMES = {(1, 2): "sparse_dist", (1, 1): "sparse_dist", (0, 0): "sync"}
@@ -44,3 +44,17 @@ def classified_share(frame: pd.DataFrame) -> float | None:
     total = int(device["duration_ns"].sum())
     unknown = int(device.loc[device["kind"] == "unclassified", "duration_ns"].sum())
     return 1 - unknown / total if total else None
+
+
+def own_routing(frame: pd.DataFrame) -> pd.DataFrame:
+    """The table with what a pipeline does to the keys of the current batch counted as part of its lookup.
+
+    Keys that were exchanged a step ahead are put in order when they are looked up; the schedules know routing as what
+    comes before that exchange.
+    """
+    routing = frame["kind"].eq(OpKind.DEDUP.value)
+    ahead = (frame["batch"] - frame["step"]).fillna(0) > 0
+    if not (routing & ahead).any():
+        return frame
+    late = (routing & ~ahead).to_numpy(dtype=bool)
+    return frame.assign(kind=frame["kind"].mask(late, OpKind.LOOKUP.value))
