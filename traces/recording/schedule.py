@@ -52,6 +52,8 @@ def own_routing(frame: pd.DataFrame) -> pd.DataFrame:
     Keys that were exchanged a step ahead are put in order when they are looked up; the schedules know routing as what
     comes before that exchange.
     """
+    if "batch" not in frame:
+        return frame
     routing = frame["kind"].eq(OpKind.DEDUP.value)
     ahead = (frame["batch"] - frame["step"]).fillna(0) > 0
     if not (routing & ahead).any():
