@@ -150,7 +150,7 @@ def buffer_bytes(buffers: tuple[Buffer, ...], size_bytes: Mapping[Data, int]) ->
     """
     return {
         place: sum(buffer.slots * size_bytes[buffer.data] for buffer in buffers if buffer.place is place)
-        for place in Place
+        for place in (Place.HOST, Place.DEVICE)
     }
 
 

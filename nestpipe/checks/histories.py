@@ -40,6 +40,12 @@ class Version:
         """This version, undefined in the histories of `mask`."""
         return replace(self, undefined=self.undefined | mask) if mask else self
 
+    def without(self, update: int, mask: int) -> Version:
+        """This version as it may be before an update, in the histories of `mask`."""
+        has = list(self.has)
+        has[update] &= ~mask
+        return replace(self, has=tuple(has))
+
     def applied(self, update: int, mask: int, *, averaged: bool) -> Version:
         """With an update applied; on this replica only if it is still to be averaged."""
         target = list(self.local if averaged else self.has)

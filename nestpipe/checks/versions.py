@@ -168,9 +168,30 @@ class VersionRun:
     def clashing(self, op: int, state: Data) -> int:
         """Histories in which what the op finds in the state is undefined."""
         mask = 0
-        for _, both in self.clashes.get((op, state), []):
-            mask |= both
+        for writer, both in self.clashes.get((op, state), []):
+            if not self.takes_turns(op, writer, state):
+                mask |= both
         return mask
+
+    def takes_turns(self, op: int, writer: int, state: Data) -> bool:
+        """Whether rows are atomic for both ops: one has the row before the other, whichever comes first.
+
+        Copying a whole row back over what another op has applied loses an update, however atomic each is; and what a
+        later batch applies, or the op's own, must not be seen at all.
+        """
+        first, second = self.order.ops[op], self.order.ops[writer]
+        applies = [o for o in (first, second) if op_writes(o, state)]
+        atomic = any(s.data is state and s.atomic and s.part in (None, first.part) for s in self.program.states)
+        seen_early = first not in applies and second.batch >= first.batch
+        return atomic and not seen_early and all(op_reads(o, Data.OWNED_GRADS) for o in applies)
+
+    def found_in(self, i: int, state: Data) -> Version:
+        """What a lookup may find: of several versions that which misses most."""
+        found = self.states[state].undefined_in(self.clashing(i, state))
+        for writer, both in self.clashes.get((i, state), []):
+            if self.takes_turns(i, writer, state):
+                found = found.without(self.order.ops[writer].batch, both)
+        return found
 
     # -- one op -----------------------------------------------------------------------------------------------------
 
@@ -207,7 +228,7 @@ class VersionRun:
     def lookup(self, i: int, op: Op) -> None:
         for state, buffer in CACHES.items():
             if op_writes(op, buffer):
-                found = self.states[state].undefined_in(self.clashing(i, state)) if op_reads(op, state) else self.blank
+                found = self.found_in(i, state) if op_reads(op, state) else self.blank
                 before = self.nothing if op.part is None else self.cached.get((buffer, op.batch), self.nothing)
                 self.cached[buffer, op.batch] = before.where(self.keys_of(op, op.batch), found)
 

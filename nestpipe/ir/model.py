@@ -62,6 +62,7 @@ __all__ = [
     "Place",
     "Program",
     "Resource",
+    "State",
     "Stream",
     "map_ops",
     "op_name",
@@ -86,10 +87,11 @@ class Resource(StrEnum):
 
 
 class Place(StrEnum):
-    """Where a buffer lives."""
+    """Where a state or a buffer lives; buffers are in host or device memory."""
 
     HOST = "host"
     DEVICE = "device"
+    SSD = "ssd"
 
 
 class All(StrEnum):
@@ -208,8 +210,30 @@ class Buffer:
     def __post_init__(self) -> None:
         if self.data in STATES:
             raise ScheduleError(f"{self.data} is a state and needs no buffer; drop it")
+        if self.place is Place.SSD:
+            raise ScheduleError(f"buffer {self.data}: buffers live in host or device memory, got {self.place}")
         if self.slots < 1:
             raise ScheduleError(f"buffer {self.data}: slots must be at least 1, got {self.slots}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """Where a state, or a part of it, lives, for schedules that say so.
+
+    Rows of an `atomic` state are read and updated one at a time as a whole: a lookup that is not ordered with an update
+    sees the row before it or after it, never half of each.
+    """
+
+    data: Data
+    place: Place
+    part: str | None = None
+    atomic: bool = False
+
+    def __post_init__(self) -> None:
+        if self.data not in STATES:
+            raise ScheduleError(f"{self.data} is no state; declare it as a buffer")
+        if self.atomic and self.data is Data.DENSE:
+            raise ScheduleError("dense has no rows to be atomic; drop atomic")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,11 +247,13 @@ class Loop:
     doc: str = ""
     parts: tuple[Part, ...] = ()
     layers: tuple[str, ...] = ()
+    states: tuple[State, ...] = ()
 
     def __post_init__(self) -> None:
         _check_name("loop", self.name)
         _check_counts(micro_batches=self.micro_batches)
         _check_parts(self.parts, self.layers)
+        _check_states(self.states)
 
     @property
     def splits(self) -> Splits:
@@ -252,6 +278,7 @@ class Program:
     ranks: tuple[int, ...] | None = None
     parts: tuple[Part, ...] = ()
     layers: tuple[str, ...] = ()
+    states: tuple[State, ...] = ()
 
     @property
     def splits(self) -> Splits:
@@ -261,6 +288,7 @@ class Program:
     def __post_init__(self) -> None:
         _check_name("program", self.name)
         _check_parts(self.parts, self.layers)
+        _check_states(self.states)
         _check_counts(steps=self.steps, micro_batches=self.micro_batches)
         if self.ranks is not None and not self.ranks:
             raise ScheduleError(f"program {self.name}: ranks must name at least one rank; leave it out for every rank")
@@ -295,6 +323,14 @@ def _name(kind: OpKind, part: str | None) -> str:
     return str(kind) if part is None else f"{kind}.{part}"
 
 
+def _check_states(states: tuple[State, ...]) -> None:
+    seen: set[tuple[Data, str | None]] = set()
+    for state in states:
+        if (state.data, state.part) in seen:
+            raise ScheduleError(f"state {state.data} is declared twice; keep one")
+        seen.add((state.data, state.part))
+
+
 def _check_counts(**counts: int) -> None:
     for name, count in counts.items():
         if count < 1:
@@ -312,7 +348,7 @@ def op_name(op: Op | OpRef) -> str:
 
 
 def refuse_parts(loop: Loop, who: str) -> None:
-    """Refuses parts and layers, and streams on node or rail, for who does not know them.
+    """Refuses parts and layers, streams on node or rail, and declared states, for who does not know them.
 
     Raises:
         ScheduleError: names the first op or stream.
@@ -320,6 +356,8 @@ def refuse_parts(loop: Loop, who: str) -> None:
     for stream in loop.streams:
         if stream.resource in (Resource.NODE, Resource.RAIL):
             raise ScheduleError(f"{loop.name}: {who} does not run streams on {stream.resource}, such as {stream.name}")
+    for state in loop.states:
+        raise ScheduleError(f"{loop.name}: {who} does not know where states live, such as state {state.data}; drop it")
     for op in loop.ops:
         if op.part is not None:
             raise ScheduleError(f"{loop.name}: {who} does not run parts of ops, such as {op.name}; use whole ops")

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, NoReturn, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 from nestpipe.base import ScheduleError, unknown_name
+from nestpipe.ir.cursor import Cursor, Token
 from nestpipe.ir.kinds import MICRO_DATA, STATES, Data, OpKind
 from nestpipe.ir.model import (
     ALL,
-    NUMBER_MAX,
-    RANKS_MAX,
     Access,
     Buffer,
     Loop,
@@ -24,6 +22,7 @@ from nestpipe.ir.model import (
     Place,
     Program,
     Resource,
+    State,
     Stream,
 )
 from nestpipe.ir.parts import Part, Split
@@ -36,8 +35,10 @@ _HEADS: Final = {
     True: f"loop {VERSION} NAME micro_batches=N",
     False: f"program {VERSION} NAME steps=S micro_batches=N",
 }
-_SHOWN_MAX: Final = 160
 _Enum = TypeVar("_Enum", bound=StrEnum)
+_Sections: TypeAlias = tuple[
+    tuple[Part, ...], tuple[str, ...], tuple[State, ...], tuple[Buffer, ...], tuple[Stream, ...]
+]
 
 
 def read_documents(text: str, source: str, *, loop: bool) -> tuple[Loop | Program, ...]:
@@ -49,33 +50,8 @@ def read_documents(text: str, source: str, *, loop: bool) -> tuple[Loop | Progra
     return tuple(_Reader(text, source).documents(loop))
 
 
-@dataclass(frozen=True, slots=True)
-class _Token:
-    text: str
-    line: int
-    column: int
-
-
-class _Reader:
-    """A cursor over the lines of a text."""
-
-    def __init__(self, text: str, source: str) -> None:
-        self.source = source
-        self.raw = text.splitlines()
-        self.lines: list[tuple[int, list[_Token]]] = []
-        for number, raw in enumerate(self.raw, start=1):
-            content = raw.split("#", 1)[0]
-            tokens = [_Token(m.group(), number, m.start() + 1) for m in re.finditer(r",|[^\s,]+", content)]
-            if tokens:
-                self.lines.append((len(content) - len(content.lstrip()), tokens))
-        self.at = 0
-
-    def fail(self, token: _Token, message: str) -> NoReturn:
-        shown = self.raw[token.line - 1][: token.column + _SHOWN_MAX]
-        marker = "".join("\t" if letter == "\t" else " " for letter in shown[: token.column - 1]) + "^"
-        if token.column > _SHOWN_MAX:
-            shown, marker = f"... {shown[token.column - 1 :]}", "    ^"
-        raise ScheduleError(f"{self.source}:{token.line}:{token.column}: {message}\n  {shown}\n  {marker}")
+class _Reader(Cursor):
+    """Reads documents from a cursor over the lines of a text."""
 
     # -- documents --------------------------------------------------------------------------------------------------
 
@@ -105,33 +81,36 @@ class _Reader:
         micro_batches = self.positive(options, head, "micro_batches")
         if loop:
             doc = [raw for raw in self.raw[: head.line - 1] if raw.startswith("#")]
-            parts, layers, buffers, streams = self.sections(loop)
+            parts, layers, states, buffers, streams = self.sections(loop)
             return Loop(
                 name=name,
                 micro_batches=micro_batches,
                 parts=parts,
                 layers=layers,
+                states=states,
                 buffers=buffers,
                 streams=streams,
                 doc="\n".join(raw[1:].removeprefix(" ").rstrip() for raw in doc),
             )
         steps = self.positive(options, head, "steps")
         ranks = self.ranks(options["ranks"]) if "ranks" in options else None
-        parts, layers, buffers, streams = self.sections(loop)
+        parts, layers, states, buffers, streams = self.sections(loop)
         return Program(
             name=name,
             steps=steps,
             micro_batches=micro_batches,
             parts=parts,
             layers=layers,
+            states=states,
             buffers=buffers,
             streams=streams,
             ranks=ranks,
         )
 
-    def sections(self, loop: bool) -> tuple[tuple[Part, ...], tuple[str, ...], tuple[Buffer, ...], tuple[Stream, ...]]:
+    def sections(self, loop: bool) -> _Sections:
         self.at += 1
         parts, layers = self.splits()
+        states = self.states()
         buffers: dict[str, Buffer] = {}
         streams: dict[str, Stream] = {}
         while self.at < len(self.lines):
@@ -152,7 +131,7 @@ class _Reader:
                 buffer = self.buffer(tokens)
                 buffers[buffer.data] = buffer
                 self.at += 1
-        return parts, layers, tuple(buffers.values()), tuple(streams.values())
+        return parts, layers, states, tuple(buffers.values()), tuple(streams.values())
 
     def splits(self) -> tuple[tuple[Part, ...], tuple[str, ...]]:
         """The declarations of parts and layers, which come first."""
@@ -177,7 +156,24 @@ class _Reader:
             self.fail(self.lines[self.at - 1][1][0], f"{min(both)} is both a part and a layer; rename one")
         return tuple(self.parts.values()), self.layers
 
-    def part(self, tokens: list[_Token]) -> Part:
+    def states(self) -> tuple[State, ...]:
+        """The declarations of where states live, which come after parts and layers."""
+        found: dict[tuple[Data, str | None], State] = {}
+        while self.at < len(self.lines) and self.lines[self.at][0] and self.lines[self.at][1][0].text == "state":
+            tokens = self.lines[self.at][1]
+            if len(tokens) not in (3, 4) or (len(tokens) == 4 and tokens[3].text != "atomic"):
+                self.fail(tokens[0], "expected 'state DATA ssd|host|device' or 'state DATA ssd|host|device atomic'")
+            data, part = self.with_part(Data, tokens[1], "data")
+            if data not in STATES or (data is Data.DENSE and len(tokens) == 4):
+                self.fail(tokens[1], f"expected a state with rows, such as table or optimizer, got {tokens[1].text!r}")
+            if (data, part) in found:
+                self.fail(tokens[1], f"state {tokens[1].text} is declared twice; keep one")
+            place = self.enum(Place, tokens[2], "place")
+            found[data, part] = State(data=data, part=part, place=place, atomic=len(tokens) == 4)
+            self.at += 1
+        return tuple(found.values())
+
+    def part(self, tokens: list[Token]) -> Part:
         expected = "expected 'part NAME in t-1', 'part NAME not t-1', 'part NAME static' or 'part NAME cached|uncached'"
         if len(tokens) < 3 or self.layers:
             self.fail(tokens[0], "parts come before layers; move it up" if self.layers else expected)
@@ -194,26 +190,28 @@ class _Reader:
             self.fail(tokens[1], f"part {name} holds the same keys as {same[0]}; keep one of them")
         return Part(name=name, split=split, offset=offset)
 
-    def part_name(self, token: _Token) -> str:
+    def part_name(self, token: Token) -> str:
         if re.fullmatch(r"[a-z][a-z0-9_]*", token.text) is None:
             self.fail(token, f"a part or layer needs a name of small letters, digits and _, got {token.text!r}")
         return token.text
 
-    def with_part(self, values: type[_Enum], token: _Token, what: str) -> tuple[_Enum, str | None]:
+    def with_part(self, values: type[_Enum], token: Token, what: str) -> tuple[_Enum, str | None]:
         """A kind or data, and the part of it that is named after a dot."""
         name, dot, part = token.text.partition(".")
-        found = self.enum(values, _Token(name, token.line, token.column), what)
+        found = self.enum(values, Token(name, token.line, token.column), what)
         if dot and part not in (known := (*self.parts, *self.layers)):
-            self.fail(_Token(part, token.line, token.column + len(name) + 1), unknown_name("part", part, known))
+            self.fail(Token(part, token.line, token.column + len(name) + 1), unknown_name("part", part, known))
         return found, part if dot else None
 
-    def buffer(self, tokens: list[_Token]) -> Buffer:
+    def buffer(self, tokens: list[Token]) -> Buffer:
         if len(tokens) != 4:
             self.fail(tokens[0], "expected 'buffer DATA host|device slots=N'")
         data = self.enum(Data, tokens[1], "data")
         if data in STATES:
             self.fail(tokens[1], f"{data} is a state, it needs no buffer; drop the line")
         place = self.enum(Place, tokens[2], "place")
+        if place is Place.SSD:
+            self.fail(tokens[2], "buffers live in host or device memory")
         slots = self.positive(self.options(tokens[3:], ("slots",)), tokens[0], "slots")
         return Buffer(data=data, place=place, slots=slots)
 
@@ -249,81 +247,18 @@ class _Reader:
         if tokens[0].text != "step" or len(tokens) != 2:
             self.fail(tokens[0], "expected 'step I' with a whole number before the ops of a program")
         sign, digits = re.fullmatch(r"(-?)(.*)", tokens[1].text).groups()  # type: ignore[union-attr]
-        step = self.number(_Token(digits, tokens[1].line, tokens[1].column), "the step")
+        step = self.number(Token(digits, tokens[1].line, tokens[1].column), "the step")
         return [self.op(line, loop=False, in_block=False, step=-step if sign else step) for line in self.block(indent)]
 
-    def block(self, indent: int) -> Iterator[list[_Token]]:
+    def block(self, indent: int) -> Iterator[list[Token]]:
         self.at += 1
         while self.at < len(self.lines) and self.lines[self.at][0] > indent:
             yield self.lines[self.at][1]
             self.at += 1
 
-    # -- values -----------------------------------------------------------------------------------------------------
-
-    def options(self, tokens: list[_Token], expected: tuple[str, ...]) -> dict[str, _Token]:
-        joined: list[_Token] = []
-        for token in tokens:  # ranks=0,2-5 comes in pieces, split at its commas
-            if joined and (token.text == "," or joined[-1].text.endswith(",")):
-                joined[-1] = _Token(joined[-1].text + token.text, joined[-1].line, joined[-1].column)
-            else:
-                joined.append(token)
-        found: dict[str, _Token] = {}
-        for token in joined:
-            key, _, value = token.text.partition("=")
-            if key not in expected:
-                self.fail(token, unknown_name("option", key, expected))
-            if not value:
-                self.fail(token, f"expected {key}=VALUE")
-            if key in found:
-                self.fail(token, f"{key} is given twice; keep one")
-            found[key] = _Token(value, token.line, token.column + len(key) + 1)
-        return found
-
-    def name(self, token: _Token) -> str:
-        if token.text == ",":
-            self.fail(token, "expected a name, got a comma")
-        return token.text
-
-    def number(self, token: _Token, what: str, expected: str = "a whole number", least: int = 0) -> int:
-        """A number of plain digits in bounds. Digits of other scripts have another spelling when shown."""
-        digits = token.text
-        known = re.fullmatch(r"[0-9]+", digits) is not None and len(digits.lstrip("0")) <= len(str(NUMBER_MAX))
-        if not known or not least <= int(digits) <= NUMBER_MAX:
-            shown = digits if len(digits) < 40 else f"{digits[:36]}..."
-            self.fail(token, f"{what} must be {expected} of at most {NUMBER_MAX:,}, got {shown!r}")
-        return int(digits)
-
-    def positive(self, options: dict[str, _Token], head: _Token, key: str) -> int:
-        if key not in options:
-            self.fail(head, f"missing {key}=N")
-        return self.number(options[key], key, "a positive integer", 1)
-
-    def ranks(self, token: _Token) -> tuple[int, ...]:
-        found: set[int] = set()
-        for part in token.text.split(","):
-            bounds = [
-                self.number(_Token(b, token.line, token.column), "a rank in ranks=0,2-5") for b in part.split("-")
-            ]
-            first, last = bounds[0], bounds[-1]
-            if len(bounds) > 2 or last < first:
-                self.fail(token, f"expected ranks such as 0,2-5, the lower first, got {part!r}")
-            if last >= RANKS_MAX:
-                self.fail(token, f"rank {last:,} is too large; ranks go up to {RANKS_MAX - 1:,}")
-            part_ranks = range(first, last + 1)
-            if not found.isdisjoint(part_ranks):
-                self.fail(token, f"rank {min(found & set(part_ranks))} is given twice; keep one")
-            found.update(part_ranks)
-        return tuple(sorted(found))
-
-    def enum(self, values: type[_Enum], token: _Token, what: str) -> _Enum:
-        try:
-            return values(token.text)
-        except ValueError:
-            self.fail(token, unknown_name(what, token.text, [value.value for value in values]))
-
     # -- ops --------------------------------------------------------------------------------------------------------
 
-    def op(self, tokens: list[_Token], *, loop: bool, in_block: bool, step: int) -> Op:
+    def op(self, tokens: list[Token], *, loop: bool, in_block: bool, step: int) -> Op:
         line = _Line(self, tokens, loop)
         kind, part = self.with_part(OpKind, line.take("an op kind"), "op kind")
         batch, micro_batch = line.index()
@@ -334,7 +269,7 @@ class _Reader:
                 tokens[0], "an op inside 'for m' needs a micro-batch" if in_block else "a micro-batch needs 'for m'"
             )
         own = None if micro_batch is None else int(micro_batch)
-        clauses: dict[str, list[list[_Token]]] = {}
+        clauses: dict[str, list[list[Token]]] = {}
         while (token := line.peek()) is not None:
             if token.text not in _CLAUSES:
                 self.fail(token, f"expected one of {', '.join(_CLAUSES)}, got {token.text!r}")
@@ -353,14 +288,14 @@ class _Reader:
             step=step,
         )
 
-    def ref(self, tokens: list[_Token], loop: bool) -> OpRef:
+    def ref(self, tokens: list[Token], loop: bool) -> OpRef:
         line = _Line(self, tokens, loop)
         kind, part = self.with_part(OpKind, line.take("an op kind"), "op kind")
         batch, micro_batch = line.index()
         line.end()
         return OpRef(kind=kind, part=part, batch=batch, micro_batch=micro_batch)
 
-    def access(self, tokens: list[_Token], loop: bool, batch: int, micro_batch: int | None) -> Access:
+    def access(self, tokens: list[Token], loop: bool, batch: int, micro_batch: int | None) -> Access:
         line = _Line(self, tokens, loop)
         data, part = self.with_part(Data, line.take("data"), "data")
         if data in STATES:
@@ -381,17 +316,17 @@ class _Reader:
 class _Line:
     """A cursor over the tokens of one line."""
 
-    def __init__(self, reader: _Reader, tokens: list[_Token], loop: bool) -> None:
+    def __init__(self, reader: _Reader, tokens: list[Token], loop: bool) -> None:
         self.reader, self.tokens, self.loop, self.at = reader, tokens, loop, 0
 
-    def peek(self) -> _Token | None:
+    def peek(self) -> Token | None:
         return self.tokens[self.at] if self.at < len(self.tokens) else None
 
-    def take(self, expected: str) -> _Token:
+    def take(self, expected: str) -> Token:
         token = self.peek()
         if token is None:
             last = self.tokens[-1]
-            self.reader.fail(_Token("", last.line, last.column + len(last.text)), f"expected {expected}")
+            self.reader.fail(Token("", last.line, last.column + len(last.text)), f"expected {expected}")
         self.at += 1
         return token
 
@@ -404,7 +339,7 @@ class _Line:
         token = self.take("a batch")
         if not self.loop:
             batch, dot, micro_batch = token.text.partition(".")
-            numbers = [_Token(part, token.line, token.column) for part in (batch, *([micro_batch] if dot else []))]
+            numbers = [Token(part, token.line, token.column) for part in (batch, *([micro_batch] if dot else []))]
             found = [self.reader.number(part, "a batch such as 3 or 3.1", "whole numbers") for part in numbers]
             return found[0], found[1] if dot else None
         offset = self.offset("t", token)
@@ -418,16 +353,16 @@ class _Line:
         self.at += inner is not None
         return offset, inner
 
-    def offset(self, letter: str, token: _Token) -> int | None:
+    def offset(self, letter: str, token: Token) -> int | None:
         match = re.fullmatch(rf"{letter}(?:([+-])([1-9][0-9]*))?", token.text)
         if match is None:
             return None
-        size = 0 if match[2] is None else self.reader.number(_Token(match[2], token.line, token.column), "an offset")
+        size = 0 if match[2] is None else self.reader.number(Token(match[2], token.line, token.column), "an offset")
         return -size if match[1] == "-" else size
 
-    def items(self) -> list[list[_Token]]:
+    def items(self) -> list[list[Token]]:
         """The comma-separated items up to the next clause, each non-empty."""
-        found: list[list[_Token]] = [[]]
+        found: list[list[Token]] = [[]]
         while (token := self.peek()) is not None and token.text not in _CLAUSES:
             if token.text != ",":
                 found[-1].append(token)

@@ -5,6 +5,7 @@ The grammar, one op per line, `#` starts a comment (kept only at the head of a l
     loop v1 NAME micro_batches=N
       part NAME in t-1 | not t-1 | static | cached | uncached
       layer NAME, NAME, ...
+      state DATA ssd|host|device [atomic]
       buffer DATA host|device slots=N
       stream NAME on RESOURCE
         KIND BATCH [after KIND BATCH, ...] [reads DATA [BATCH], ...] [writes DATA [BATCH], ...]
@@ -26,7 +27,7 @@ from collections.abc import Iterable
 from itertools import groupby
 
 from nestpipe.ir.kinds import MICRO_DATA
-from nestpipe.ir.model import Access, Loop, MicroBlock, Op, Program
+from nestpipe.ir.model import Access, Loop, MicroBlock, Op, Program, State
 from nestpipe.ir.parts import Part
 from nestpipe.ir.reader import VERSION, read_documents
 
@@ -45,6 +46,7 @@ def show(schedule: Loop | Program) -> str:
         ]
     lines += [f"  part {part.name} {part.split}{_batch_of(part)}" for part in schedule.parts]
     lines += [f"  layer {', '.join(schedule.layers)}"] if schedule.layers else []
+    lines += [_show_state(state) for state in schedule.states]
     lines += [f"  buffer {buffer.data} {buffer.place} slots={buffer.slots}" for buffer in schedule.buffers]
     for stream in schedule.streams:
         lines.append(f"  stream {stream.name} on {stream.resource}")
@@ -101,6 +103,11 @@ def parse_programs(text: str, *, source: str = "schedule") -> tuple[Program, ...
 
 def _batch_of(part: Part) -> str:
     return "" if part.offset is None else f" {_offset('t', part.offset)}"
+
+
+def _show_state(state: State) -> str:
+    name = state.data if state.part is None else f"{state.data}.{state.part}"
+    return f"  state {name} {state.place}" + (" atomic" if state.atomic else "")
 
 
 def _padded(name: str) -> str:

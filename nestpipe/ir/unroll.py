@@ -47,6 +47,7 @@ def unroll(loop: Loop, steps: int) -> Program:
         streams=streams,
         parts=loop.parts,
         layers=loop.layers,
+        states=loop.states,
     )
 
 

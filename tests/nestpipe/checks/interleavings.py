@@ -138,6 +138,7 @@ class _Oracle:
         self.program, self.steps, self.num_micro = program, program.steps, program.micro_batches
         self.keys = make_keys(program.steps, program.parts)
         self.splits = program.splits
+        self.atomic = {state.data for state in program.states if state.atomic}
         exchanges = [s.resource for s in program.streams for op in s.ops if op.kind in ALL_TO_ALLS]
         self.alone = bool(exchanges) and not self.meets(exchanges[0])  # each rank owns all keys
         kinds = {op.kind for op in program.ops}
@@ -170,6 +171,10 @@ class _Oracle:
             {1: Resource.NODE, 2: Resource.RAIL}[self.node_size],
         )
         return resource not in alone
+
+    def takes_turns(self, op: Op, data: Data) -> bool:
+        """Whether the op applies gradients to rows one by one, each at once."""
+        return data in self.atomic and (op.kind is OpKind.UPDATE or self.applies_grads(op))
 
     def find_applied(self) -> set[Data]:
         """The states that updates must reach: those for which there are gradients."""
@@ -424,6 +429,8 @@ class _Oracle:
         if op.kind is OpKind.LOOKUP:
             return ("rows", mark, tuple(mark for _ in self.keys))
         targets = self.targets(spec, rank, access, sample) & self.in_cell(op, access, cell)
+        if self.takes_turns(op, access.data):
+            return content
         if access.data in STATES:
             return ("state", tuple(mark if k in targets else v for k, v in enumerate(content[1])))
         if content[0] != "rows" or content[1] != access.batch:
@@ -610,6 +617,10 @@ class _Oracle:
                 raise RaceFoundError(f"{op.ref} changes {access} but it has become {current[:2]}")
             return current
         values = list(current[-1])
+        if self.takes_turns(op, access.data):
+            for k in targets:
+                values[k] = values[k] | {self.applied_name(op.batch)} if isinstance(values[k], frozenset) else POISON
+            return (*current[:-1], tuple(values))
         for k in targets:
             new = self.new_value(spec, rank, access, cell, k, now, sample, peers)
             values[k] = new if values[k] == mark else POISON
@@ -620,6 +631,8 @@ class _Oracle:
         for read, cells in spec.reads:
             if read.data is state:
                 before, after = self.contents[sample[cells[0]]][1], self.contents[now[cells[0]]][1]
+                if state in self.atomic:  # each row is read at some time in between; at the start is the oldest
+                    return [self.defined(a) for a in before]
                 return [self.defined(a) if a == b else POISON for a, b in zip(before, after, strict=True)]
         return [frozenset() for _ in self.keys]
 
@@ -724,6 +737,10 @@ class _Oracle:
         if self.alone and not self.averaged and Data.TABLE in self.applied:
             found.append("drift")
         for name, contents in self.seen.items():
+            if len(contents) > 1 and name[0] == "rows" and self.atomic:
+                for content in contents:
+                    self.judge_rows(outcome, name, self.contents[content][2])
+                continue
             if len(contents) > 1:
                 raise RaceFoundError(f"{name} differs between interleavings")
             content = self.contents[next(iter(contents))]

@@ -151,7 +151,7 @@ def test_every_damaged_collective_is_judged_as_all_interleavings_show(name: str)
     assert not all_disagreements(list(damaged_collectives(small(name))), 4, complete=False)
 
 
-PARTED = [("examples/pec.txt", 12), ("examples/mixed.txt", 24), ("examples/rails.txt", 9)]
+PARTED = [("examples/pec.txt", 12), ("examples/mixed.txt", 24), ("examples/rails.txt", 9), ("examples/persia.txt", 9)]
 
 
 @pytest.mark.parametrize(("name", "stride"), PARTED)

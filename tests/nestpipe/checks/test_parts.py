@@ -20,6 +20,18 @@ def test_gradients_may_be_summed_in_hops_that_connect_all_ranks_once() -> None:
     assert other.verdict is not Verdict.SYNCHRONOUS
 
 
+def test_rows_that_are_atomic_are_stale_by_as_many_batches_as_a_lookup_may_run_ahead() -> None:
+    report = check(load("examples/persia.txt"))
+    assert report.verdict is Verdict.STALE
+    assert report.worst_staleness == 5
+    nearer = changed(
+        "examples/persia.txt", "all_to_all[keys] t+4, write_back t-2,", "all_to_all[keys] t+4, write_back t,"
+    )
+    assert nearer.worst_staleness == 3
+    halves = changed("examples/persia.txt", "  state table host atomic\n", "  state table host\n")
+    assert halves.verdict is Verdict.RACE
+
+
 def changed(name: str, old: str, new: str) -> Report:
     text = show(load(name))
     assert old in text

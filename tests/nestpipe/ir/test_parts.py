@@ -8,7 +8,7 @@ from nestpipe.base.errors import ScheduleError
 from nestpipe.ir import Data, Part, Split, Splits, parse, parse_programs, refuse_parts, show, unroll
 from nestpipe.schedules import load
 
-EXAMPLES = ("examples/pec.txt", "examples/mixed.txt")
+EXAMPLES = ("examples/pec.txt", "examples/mixed.txt", "examples/rails.txt", "examples/persia.txt")
 HEAD = "loop v1 x micro_batches=1\n"
 
 
@@ -48,6 +48,10 @@ def test_one_changed_part_changes_one_line() -> None:
         ("  layer a, a\n", "layer is declared twice"),
         ("  part a static\n  layer a\n", "both a part and a layer"),
         ("  layer a\n  part b static\n", "parts come before layers"),
+        ("  state rows host\n", "expected a state with rows"),
+        ("  state table host atomic fast\n", "expected 'state DATA"),
+        ("  state table host\n  state table ssd\n", "state table is declared twice"),
+        ("  buffer rows ssd slots=1\n", "buffers live in host or device memory"),
         ("  part old in t-1\n  stream a on h2d\n    wait.odd t\n", "x:4:10: unknown part 'odd'"),
     ],
 )
