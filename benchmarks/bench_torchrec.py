@@ -32,7 +32,7 @@ from nestpipe.ir import with_micro_batches
 from nestpipe.schedules import load
 
 NAMES = tuple(f"f{index}" for index in range(26))
-ROWS, DIM, BATCH, BLOCK, KEPT = 40_000, 64, 512, 10, 16
+ROWS, DIM, BATCH, BLOCK, KEPT = 40_000, 64, 512, 25, 16
 Times: TypeAlias = tuple[float, float]  # seconds of a step: wall, CPU
 SETTINGS = Settings(lr=0.05, dense_lr=0.01)
 

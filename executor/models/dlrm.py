@@ -79,9 +79,9 @@ class DLRM(Model):
         )
         self.bottom = make_mlp([num_dense, *hidden, self.width], last_activation=True)
         num_vectors = len(features) + 1
-        pairs = torch.tril_indices(num_vectors, num_vectors, offset=-1)
-        self.register_buffer("pairs", pairs, persistent=False)
-        self.top = make_mlp([self.width + pairs.shape[1], *hidden, 1], last_activation=False)
+        row, column = torch.tril_indices(num_vectors, num_vectors, offset=-1)
+        self.register_buffer("pairs", row * num_vectors + column, persistent=False)
+        self.top = make_mlp([self.width + len(row), *hidden, 1], last_activation=False)
 
     def loss(self, lookups: Lookups, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         bags = zip(self.features, lookups.bags(self.features, batch), strict=True)
@@ -99,6 +99,6 @@ class DLRM(Model):
         bottom = self.bottom(dense)
         vectors = torch.stack([bottom, *pooled], dim=1)
         dots = torch.bmm(vectors, vectors.transpose(1, 2))
-        pairs = self.get_buffer("pairs")
-        logits: Tensor = self.top(torch.cat([bottom, dots[:, pairs[0], pairs[1]]], dim=1)).squeeze(1)
+        pairs = dots.flatten(start_dim=1).index_select(1, self.get_buffer("pairs"))
+        logits: Tensor = self.top(torch.cat([bottom, pairs], dim=1)).squeeze(1)
         return logits
