@@ -1,16 +1,19 @@
-"""What a process asks of its system: memory that it keeps, precise waits, real time, an end with its parent."""
+"""What a process asks of its system: memory that it keeps, precise waits, real time, an end with its parent, a port."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import signal
+import socket
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from nestpipe.base import MIB
 
-__all__ = ["die_with_parent", "fine_timers", "is_realtime", "keep_freed_memory", "run_in_real_time"]
+__all__ = ["die_with_parent", "fine_timers", "is_realtime", "keep_freed_memory", "reserved_port", "run_in_real_time"]
 
 # loaded here, because a child between fork and exec must not load anything
 _LIBC: Final = ctypes.CDLL(None)
@@ -58,3 +61,16 @@ def is_realtime() -> bool:
 def run_in_real_time() -> None:
     """Run before everything else on the machine (SCHED_RR); Linux, root."""
     os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+
+
+@contextmanager
+def reserved_port() -> Iterator[int]:
+    """A TCP port that nobody else is given inside the `with` block, yet that a rank's store can listen on.
+
+    The kernel does not hand out a port that a socket is bound to, while a server with SO_REUSEADDR, as the store is,
+    may listen on it as long as the socket that holds it does not.
+    """
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]

@@ -8,37 +8,23 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import socket
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from executor.process import die_with_parent
+from executor.process import die_with_parent, reserved_port
 from executor.runtime import ProcessGroups, join_world
 from nestpipe.base import ExecutorError
 
-__all__ = ["RankPool", "rank_context", "reserved_port"]
+__all__ = ["RankPool", "rank_context"]
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-
-
-@contextmanager
-def reserved_port() -> Iterator[int]:
-    """A TCP port that nobody else is given inside the `with` block, yet that a rank's store can listen on.
-
-    The kernel does not hand out a port that a socket is bound to, while a server with SO_REUSEADDR, as the store is,
-    may listen on it as long as the socket that holds it does not.
-    """
-    with socket.socket() as held:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind(("127.0.0.1", 0))
-        yield held.getsockname()[1]
 
 
 def rank_context() -> ForkServerContext:

@@ -17,14 +17,14 @@ from multiprocessing.connection import Connection
 import torch
 from torch import Tensor, nn
 
-from executor.app.pool import RankPool, rank_context, reserved_port
+from executor.app.pool import RankPool, rank_context
 from executor.data.batch import Feature, MicroBatch
 from executor.data.sources import SyntheticSource
 from executor.data.tables import TableSpec
 from executor.models.dlrm import Model
 from executor.models.lookups import Lookups
 from executor.models.optimizers import OptimizerKind
-from executor.process import die_with_parent
+from executor.process import die_with_parent, reserved_port
 from executor.runtime.groups import ProcessGroups
 from executor.runtime.lanes import Cost, Implementation, OpTable
 from executor.runtime.trainer import Settings, Trainer

@@ -91,8 +91,9 @@ torch.set_num_threads(1)
 turns = [threading.Event() for _ in range(9)]
 def work(number):
     turns[number].wait()
-    # 24 MiB, freed at once; a little less each time, since glibc before 2.38 does not reuse it for an equal size
-    torch.full(((6 << 20) - number * 1024,), 1.0)
+    # 24 MiB, freed at once; half a MiB less each time: glibc before 2.38 does not reuse it for an equal size, and what
+    # a thread's first call of torch allocates for good may be cut from what the thread before has freed
+    torch.full(((6 << 20) - number * (1 << 17),), 1.0)
     turns[number + 1].set()
     turns[8].wait()
 threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
@@ -113,7 +114,7 @@ def test_what_one_lane_frees_another_gets_without_page_faults() -> None:
         return int(subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout)
 
     pages = 24 * 1024 // 4
-    assert faults("keep") < 3 * pages
+    assert faults("keep") < 2 * pages
     assert faults("default") > 6 * pages  # each of the eight threads faults in its own
 
 

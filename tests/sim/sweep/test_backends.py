@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 from pandas.testing import assert_frame_equal
 
+from executor.process import reserved_port
 from nestpipe.base.errors import NestPipeError
 from sim.sweep.sweep import read_results, sweep, sweep_to
 from tests.paths import ROOT
@@ -35,12 +35,6 @@ def test_a_local_cluster_gives_the_table_that_one_process_gives(tmp_path: Path) 
         assert_frame_equal(sweep(found, dask=cluster.scheduler_address), results)
 
 
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
 def _start(*arguments: str) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "distributed.cli." + arguments[0], *arguments[1:]]
@@ -57,19 +51,19 @@ def _worker(address: str, folder: Path) -> subprocess.Popen[bytes]:
 @pytest.fixture
 def machines(tmp_path: Path) -> Iterator[tuple[str, list[Any]]]:
     """A scheduler and two workers, each a process of its own."""
-    port = _free_port()
-    address = f"tcp://127.0.0.1:{port}"
-    running = [_start("dask_scheduler", "--host", "127.0.0.1", "--port", str(port), "--no-dashboard", "--no-show")]
-    running += [_worker(address, tmp_path / f"worker-{i}") for i in range(2)]
-    try:
-        with distributed.Client(address, timeout=60) as client:
-            client.wait_for_workers(2, timeout=60)
-        yield address, running
-    finally:
-        for process in running:
-            process.kill()
-        for process in running:
-            process.wait()
+    with reserved_port() as port:
+        address = f"tcp://127.0.0.1:{port}"
+        running = [_start("dask_scheduler", "--host", "127.0.0.1", "--port", str(port), "--no-dashboard", "--no-show")]
+        running += [_worker(address, tmp_path / f"worker-{i}") for i in range(2)]
+        try:
+            with distributed.Client(address, timeout=60) as client:
+                client.wait_for_workers(2, timeout=60)
+            yield address, running
+        finally:
+            for process in running:
+                process.kill()
+            for process in running:
+                process.wait()
 
 
 def test_a_worker_that_is_killed_changes_nothing_but_time(machines: tuple[str, list[Any]], tmp_path: Path) -> None:
@@ -93,10 +87,9 @@ def test_a_worker_that_is_killed_changes_nothing_but_time(machines: tuple[str, l
 
 
 def test_an_address_that_does_not_answer_is_one_clear_error(tmp_path: Path) -> None:
-    address = f"tcp://127.0.0.1:{_free_port()}"
     began = time.monotonic()
-    with pytest.raises(NestPipeError, match=r"no Dask scheduler answers within 5 s"):
-        sweep_to(tmp_path / "out", grid(SWEPT), dask=address)
+    with reserved_port() as port, pytest.raises(NestPipeError, match=r"no Dask scheduler answers within 5 s"):
+        sweep_to(tmp_path / "out", grid(SWEPT), dask=f"tcp://127.0.0.1:{port}")
     assert time.monotonic() - began < 30
     assert not (tmp_path / "out").exists()
     with pytest.raises(NestPipeError, match="--dask"):
