@@ -10,14 +10,14 @@
     planned.best, planned.ranked, planned.front, planned.moves
     planned.figure()
 
-Scenarios are given as the path of a file or as a `Scenario` (`sim.scenario.file`). Runs in parallel start processes: in
-a script, call them under `if __name__ == "__main__":`.
+Scenarios are given as the path of a file, a `Scenario` or its `Grid` (`sim.scenario`). Runs in parallel start
+processes: in a script, call them under `if __name__ == "__main__":`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -55,7 +55,7 @@ __all__ = [
 ]
 
 PathLike: TypeAlias = str | os.PathLike[str]
-AnyScenario: TypeAlias = PathLike | Scenario
+AnyScenario: TypeAlias = PathLike | Scenario | Grid
 Progress: TypeAlias = Callable[[int, int], None]
 
 
@@ -289,6 +289,7 @@ def sweep(
     workers: int = 1,
     dask: str | None = None,
     progress: Progress | None = None,
+    columns: Sequence[str] | None = None,
 ) -> pd.DataFrame:
     """One row per configuration of a scenario.
 
@@ -298,6 +299,7 @@ def sweep(
         workers: processes of this machine.
         dask: address of a Dask scheduler to use instead.
         progress: told how many configurations of how many are done.
+        columns: what to read back of results kept in `out`; everything by default.
     """
     from sim.sweep import read_results, sweep_to
     from sim.sweep import sweep as run
@@ -305,7 +307,8 @@ def sweep(
     grid = _grid(scenario)
     if out is None:
         return run(grid, workers=workers, dask=dask, progress=progress)
-    return read_results(sweep_to(Path(out), grid, workers=workers, dask=dask, progress=progress))
+    kept = sweep_to(Path(out), grid, workers=workers, dask=dask, progress=progress)
+    return read_results(kept, columns)
 
 
 def break_even(
@@ -339,7 +342,7 @@ def plan(
     from sim.scenario import plan as make
 
     grid = _grid(scenario)
-    results = sweep(grid.scenario, out=out, workers=workers, dask=dask, progress=progress)
+    results = sweep(grid, out=out, workers=workers, dask=dask, progress=progress)
     return Planned(plan=make(grid, results, top=top), results=results, currency=grid.scenario.currency)
 
 
@@ -387,4 +390,6 @@ def diff(a: PathLike, b: PathLike) -> pd.DataFrame:
 
 
 def _grid(scenario: AnyScenario) -> Grid:
+    if isinstance(scenario, Grid):
+        return scenario
     return Grid.of(scenario if isinstance(scenario, Scenario) else load_scenario(Path(scenario)))

@@ -6,21 +6,22 @@ import dataclasses
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import pandas as pd
 import typer
 
+from nestpipe import api
 from nestpipe.base import CaseError, bytes_text, write_text
 from nestpipe.cli._common import decimals
 from nestpipe.cli._render import Format, Output, as_json, render
 from nestpipe.cli._scenario import counting, dry_run, facts_of, load
 from reports.runs import Column, text
 from sim.scenario import Grid, Plan
-from sim.scenario import plan as make
-from sim.sweep import read_results, sweep, sweep_to
 
 __all__ = ["plan"]
+
+_FEW: Final = 500  # configurations that one process evaluates before others have started
 
 
 def plan(
@@ -52,13 +53,11 @@ def plan(
         dry_run(grid, output, workers=workers, dask=dask, where=out)
         return
     with counting(len(grid.chosen()), "planning") as tell:
-        if out is None:
-            results = sweep(grid, workers=workers if len(grid.chosen()) > 500 else 1, dask=dask, progress=tell)
-        else:
-            results = read_results(sweep_to(out, grid, workers=workers, dask=dask, progress=tell))
-    found = make(grid, results, top=top)
+        processes = 1 if out is None and len(grid.chosen()) <= _FEW else workers
+        planned = api.plan(grid, out=out, workers=processes, dask=dask, top=top, progress=tell)
+    found = planned.plan
     facts = facts_of(grid, objective=f"{'minimise' if found.minimise else 'maximise'} {found.metric}")
-    invalid = _invalid(results)
+    invalid = _invalid(planned.results)
     render(
         output,
         facts=facts,
@@ -67,8 +66,10 @@ def plan(
         text=lambda: "\n".join(["", *_text(grid, found, invalid)]),
     )
     if out is not None:
+        from reports.figures import save
+
         write_text(out / "plan.json", as_json(_json(found, invalid), facts))
-        for path in (out / "plan.json", _draw(grid, results, found, out)):
+        for path in (out / "plan.json", save(planned.figure(), out / "front.png")):
             typer.echo(f"wrote {path}", err=True)
 
 
@@ -221,12 +222,3 @@ def _sensitivity(found: Plan) -> list[str]:
     ]
     title = f"What moves {found.metric}, one at a time (factors by -20 % and +25 %, assumptions over their range):"
     return ["", text(pd.DataFrame(rows), columns, title=title)]
-
-
-def _draw(grid: Grid, results: pd.DataFrame, found: Plan, out: Path) -> Path:
-    from reports.figures import front, save
-
-    fine = results[results["index"].isin(found.feasible_indices)]
-    other = None if found.runner_up is None else int(found.runner_up["index"])
-    best, money = int(found.best["index"]), grid.scenario.currency
-    return save(front(fine, found.front, best=best, runner_up=other, currency=money), out / "front.png")

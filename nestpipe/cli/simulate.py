@@ -12,23 +12,20 @@ import typer
 from nestpipe.base import CaseError, ns_to_ms
 from nestpipe.cli._common import digest, provenance
 from nestpipe.cli._render import Format, render
-from nestpipe.ir import Loop, show
+from nestpipe.ir import show
 from nestpipe.schedules import load
-from nestpipe.timeline import metric_values
 from reports.runs import Column, parts, results, table, text, write_run
 from sim.costs import (
     CaseWorkload,
     ModelWorkload,
     Options,
-    Run,
-    metric_status,
     require_runnable,
     run,
-    status_of,
+    run_record,
+    run_status,
 )
 from sim.engine import Jitter
 from sim.network import read_measured
-from topologies.cluster import Cluster
 from topologies.imports import load_topology
 from traces.keys import KeyRatios, read_key_files
 from traces.workloads import preset
@@ -227,21 +224,11 @@ def simulate(
     )
     found = run(loop, workload, cluster, options, meta=facts)
     changed = bool(jitter or straggler or micro_batches or domain_size or communication_share)
-    status = _status(workload, cluster, schedule, loop, world_size, changed=changed)
-    compared = {
-        "baseline_ms": _step_ms(workload, cluster, workload.loop(load(baseline)), options),
-        "base_ms": _step_ms(workload, cluster, loop, _smaller(options, base)),
-    }
+    status = run_status(found, workload, cluster, baseline=schedule == baseline, changed=changed)
     result = {
         "provenance": facts,
-        **_result(found, status, compared),
-        "speedup_relative_to": baseline,
-        **_resources(found, status),
-        "assumptions": workload.assumptions(loop, options),
+        **run_record(found, workload, cluster, status=status, baseline=baseline, base_world_size=base),
     }
-    keys_used = workload.key_facts(loop, options) if isinstance(workload, ModelWorkload) else None
-    result |= {} if keys_used is None else {"keys": keys_used}
-    result["scaling_efficiency_relative_to"] = base
     if out is not None:
         write_run(out, run=result, timeline=found.timeline)
     if load_plot is not None and found.load is not None:
@@ -270,79 +257,6 @@ def _ratios(
         raise CaseError("--keys needs --model: a case states times, which keys do not change")
     files = read_key_files(keys, columns=columns, order_by=order_by, sequence=sequence, only=True)
     return KeyRatios(files, drawn=drawn, seed=seed)
-
-
-def _status(
-    workload: CaseWorkload | ModelWorkload,
-    cluster: Cluster | None,
-    schedule: str,
-    loop: Loop,
-    world_size: int,
-    *,
-    changed: bool,
-) -> str:
-    """What the numbers of a run are; a case that is changed or moved to another cluster no longer predicts."""
-    if isinstance(workload, ModelWorkload):
-        return "assumed"
-    status = status_of(workload.case, schedule == workload.case.baseline.schedule, loop, world_size)
-    changed = changed or workload.is_moved(cluster)
-    return "assumed" if changed and status in ("fitted", "predicted") else status
-
-
-def _smaller(options: Options, world_size: int) -> Options:
-    """The options at the base size, without stragglers that are not there."""
-    there = {rank: factor for rank, factor in options.jitter.stragglers.items() if rank < world_size}
-    return replace(options, world_size=world_size, jitter=replace(options.jitter, stragglers=there))
-
-
-def _step_ms(workload: CaseWorkload | ModelWorkload, cluster: Cluster | None, loop: Loop, options: Options) -> float:
-    """The step latency of a run that is only compared with; with jitter the recursion gives it without simulating."""
-    found = run(loop, workload, cluster, options)
-    return ns_to_ms(found.step_ns) if options.jitter.is_random else found.metrics.step_latency_ms
-
-
-def _result(run: Run, status: str, compared: dict[str, float]) -> dict[str, Any]:
-    """The run as it is printed and written; `compared` are the step latencies that its metrics need."""
-    metrics = metric_values(run.metrics, **compared)
-    row = {"method": run.loop.name, "world_size": run.options.world_size}
-    return {
-        "schedule": run.loop.name,
-        "world_size": run.options.world_size,
-        "metrics": metrics,
-        "rows": [
-            {
-                **row,
-                "metric": name,
-                "published": None,
-                "value": value,
-                "relative_error": None,
-                "status": metric_status(run, name, status),
-            }
-            for name, value in metrics.items()
-        ],
-        "parts_ms": run.metrics.parts_ms,
-        "limit": {
-            "step_ns": float(run.bound.step_ns),
-            "iterations": run.bound.iterations,
-            "cycle": [step._asdict() for step in run.bound.cycle],
-            "text": run.bound.text(),
-        },
-        "critical_cycle_rests_on": run.rests_on,
-    }
-
-
-def _resources(run: Run, status: str) -> dict[str, Any]:
-    """What sets the time of each op and how full links and hosts are; nothing without a cluster."""
-    if run.stages is None or run.load is None:
-        return {}
-    return {
-        "stages": run.stages.to_dict("records"),
-        "load": run.load.to_dict("records"),
-        "resources": [
-            {"resource": name, "busy": min(1.0, float(busy)), "status": status}
-            for name, busy in zip(run.load["resource"], run.load["utilisation"], strict=True)
-        ],
-    }
 
 
 def _text(result: dict[str, Any]) -> str:

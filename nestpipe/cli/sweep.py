@@ -10,14 +10,13 @@ from typing import Annotated, Any, Final
 import pandas as pd
 import typer
 
+from nestpipe import api
 from nestpipe.base import CaseError, unknown_name
 from nestpipe.cli._common import decimals
 from nestpipe.cli._render import Format, Output, render
 from nestpipe.cli._scenario import counting, dry_run, facts_of, load
 from reports.runs import Column, text
-from sim.scenario import Grid, break_even, edges
-from sim.sweep import read_results, sweep_to
-from sim.sweep import sweep as run
+from sim.scenario import Grid
 
 __all__ = ["sweep"]
 
@@ -63,11 +62,8 @@ def sweep(
         dry_run(grid, output, workers=workers, dask=dask, where=out)
         return
     with counting(len(grid.chosen()), "sweeping") as tell:
-        if out is None:
-            results = run(grid, workers=workers, dask=dask, progress=tell)
-        else:
-            columns = [*_NUMBERS, *grid.axes] if output is Format.TEXT else None
-            results = read_results(sweep_to(out, grid, workers=workers, dask=dask, progress=tell), columns)
+        columns = [*_NUMBERS, *grid.axes] if output is Format.TEXT else None
+        results = api.sweep(grid, out=out, workers=workers, dask=dask, progress=tell, columns=columns)
     _print(grid, results, axes, baseline, pays_at, output, out)
 
 
@@ -90,32 +86,28 @@ def _axes(grid: Grid, text: str | None, baseline: str) -> list[str]:
 def _print(
     grid: Grid, results: pd.DataFrame, axes: list[str], baseline: str, pays_at: float, output: Format, out: Path | None
 ) -> None:
-    gains = break_even(results, *axes, baseline=baseline) if axes else None
-    found = None if gains is None else edges(gains, *axes, pays_at=pays_at)
+    gains = api.break_even(results, *axes, baseline=baseline, pays_at=pays_at) if axes else None
 
     def document() -> dict[str, Any]:
-        more = (
-            {}
-            if gains is None or found is None
-            else {"gains": gains.to_dict("records"), "edges": found.to_dict("records")}
-        )
-        return {"rows": results.to_dict("records"), **more}
+        frames = {"rows": results} | ({} if gains is None else {"gains": gains.gains, "edges": gains.edges})
+        return {name: frame.to_dict("records") for name, frame in frames.items()}
 
     def lines() -> list[str]:
-        more = [] if found is None else [_edges_text(found, axes, baseline, pays_at)]
-        return ["", *_text(grid, results), *more]
+        return ["", *_text(grid, results), *([] if gains is None else [_edges_text(gains)])]
 
     render(
         output,
         facts=facts_of(grid),
         document=document,
-        rows=lambda: results if gains is None else gains,
+        rows=lambda: results if gains is None else gains.gains,
         text=lambda: "\n".join(lines()),
     )
     if out is not None:
         typer.echo(f"wrote {out / 'results.parquet'}", err=True)
         if gains is not None:
-            typer.echo(f"wrote {_draw(gains, axes, baseline, pays_at, out)}", err=True)
+            from reports.figures import save
+
+            typer.echo(f"wrote {save(gains.figure(), out / 'break_even.png')}", err=True)
 
 
 def _text(grid: Grid, results: pd.DataFrame) -> list[str]:
@@ -141,24 +133,14 @@ def _text(grid: Grid, results: pd.DataFrame) -> list[str]:
     return lines + [f"  {count:,} x {reason}" for reason, count in reasons.head(5).items()]
 
 
-def _edges_text(found: pd.DataFrame, axes: list[str], baseline: str, pays_at: float) -> str:
+def _edges_text(found: api.BreakEven) -> str:
     columns = [
         Column(name="schedule"),
-        *([Column(name=axes[1], digits=4)] if len(axes) > 1 else []),
+        *([] if found.y is None else [Column(name=found.y, digits=4)]),
         Column(name="pays", header="pays"),
-        Column(name=axes[0], digits=4),
+        Column(name=found.x, digits=4),
         Column(name="gain_min", header="least gain (x)", digits=2),
         Column(name="gain_max", header="most gain (x)", digits=2),
     ]
-    title = (
-        f"\nWhere a schedule gains at least {pays_at:g}x over {baseline} along {axes[0]} (interpolated between points):"
-    )
-    return text(found, columns, title=title)
-
-
-def _draw(gains: pd.DataFrame, axes: list[str], baseline: str, pays_at: float, out: Path) -> Path:
-    from reports.figures import gain_curve, gain_map, save
-
-    if len(axes) == 1:
-        return save(gain_curve(gains, axes[0], baseline=baseline, pays_at=pays_at), out / "break_even.png")
-    return save(gain_map(gains, axes[0], axes[1], baseline=baseline, pays_at=pays_at), out / "break_even.png")
+    where = f"over {found.baseline} along {found.x} (interpolated between points):"
+    return text(found.edges, columns, title=f"\nWhere a schedule gains at least {found.pays_at:g}x {where}")

@@ -6,6 +6,7 @@ from sim.costs.case import CaseWorkload, scaled_law, status_of
 from sim.costs.demand import Demand, num_owners
 from sim.costs.hardware import HardwareCosts
 from sim.costs.model import ModelWorkload
+from sim.costs.record import run_record, run_status
 from sim.costs.reproduce import Reproduction, metric_status, reproduce, varied
 from sim.costs.run import Run, require_runnable, run
 from sim.costs.table import TableWorkload
@@ -38,6 +39,8 @@ __all__ = [
     "reproduce",
     "require_runnable",
     "run",
+    "run_record",
+    "run_status",
     "scaled_law",
     "status_of",
     "varied",
