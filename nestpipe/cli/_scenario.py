@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -15,7 +16,14 @@ from nestpipe.cli._render import Format, flat, render
 from sim.scenario import Grid, load_scenario, warnings, with_keys_known
 from sim.sweep import Estimate, digest, estimate
 
-__all__ = ["counting", "dry_run", "facts_of", "load"]
+__all__ = ["CORES", "Dask", "DryRun", "ScenarioFile", "Workers", "counting", "dry_run", "facts_of", "load"]
+
+CORES: Final = os.cpu_count() or 1
+
+ScenarioFile = Annotated[Path, typer.Argument(metavar="SCENARIO", help="A scenario file (YAML).")]
+Workers = Annotated[int, typer.Option(min=1, help="Processes on this machine; by default one per core.")]
+Dask = Annotated[str | None, typer.Option(metavar="ADDRESS", help="A Dask scheduler to use instead, tcp://host:8786.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would run and how long it takes.")]
 
 
 def load(path: Path) -> Grid:

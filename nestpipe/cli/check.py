@@ -39,7 +39,7 @@ def check(
 ) -> None:
     """Say which version every read sees, or show the race, the deadlock or the broken rule, without running it.
 
-    Exit code 0: synchronous, or stale within --allow-staleness. 1: anything else. 2: the schedule cannot be read.
+    Exit code 0: synchronous, or stale within --allow-staleness. 1: anything else. 2: the schedule is unreadable.
     """
     loaded = _load(schedule)
     report = _report(loaded, micro_batches, domain_size, _sizes(buffer_bytes or []))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -15,7 +14,7 @@ from nestpipe import api
 from nestpipe.base import CaseError, bytes_text, write_text
 from nestpipe.cli._common import decimals
 from nestpipe.cli._render import Format, Output, as_json, render
-from nestpipe.cli._scenario import counting, dry_run, facts_of, load
+from nestpipe.cli._scenario import CORES, Dask, DryRun, ScenarioFile, Workers, counting, dry_run, facts_of, load
 from reports.runs import Column, text
 from sim.scenario import Grid, Plan
 
@@ -25,19 +24,15 @@ _FEW: Final = 500  # configurations that one process evaluates before others hav
 
 
 def plan(
-    scenario: Annotated[Path, typer.Argument(metavar="SCENARIO", help="A scenario file (YAML).")],
+    scenario: ScenarioFile,
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", metavar="DIR", help="Keep sweep, plan and plots here; run again to continue."),
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Processes on this machine; by default one per core.")] = (
-        os.cpu_count() or 1
-    ),
-    dask: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="A Dask scheduler to use instead, tcp://host:8786.")
-    ] = None,
+    workers: Workers = CORES,
+    dask: Dask = None,
     top: Annotated[int, typer.Option(min=1, help="How many configurations to list.")] = 5,
-    dry: Annotated[bool, typer.Option("--dry-run", help="Say what would run and how long it takes.")] = False,
+    dry: DryRun = False,
     output: Output = Format.TEXT,
 ) -> None:
     """The best configuration that meets a scenario's constraints, the front, what it rests on, and the runner-up.

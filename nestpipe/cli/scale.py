@@ -12,7 +12,7 @@ import typer
 from nestpipe.base import CaseError, output_dir, write_text
 from nestpipe.cli._common import progress
 from nestpipe.cli._render import Format, Output, render
-from nestpipe.cli._scenario import dry_run, facts_of, load
+from nestpipe.cli._scenario import DryRun, ScenarioFile, dry_run, facts_of, load
 from reports.runs import text
 from sim.scenario import Grid, Scaling, require_plain
 from sim.scenario import scale as run
@@ -23,12 +23,12 @@ _MARKS: Final = {"extrapolated": " x", "assumed": " a"}
 
 
 def scale(
-    scenario: Annotated[Path, typer.Argument(metavar="SCENARIO", help="A scenario file (YAML).")],
+    scenario: ScenarioFile,
     threshold: Annotated[
         float | None, typer.Option(help="Efficiency to look for, as a fraction; the scenario's by default.")
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", metavar="DIR", help="Write plots and tables here.")] = None,
-    dry: Annotated[bool, typer.Option("--dry-run", help="Say what would run and how long it takes.")] = False,
+    dry: DryRun = False,
     output: Output = Format.TEXT,
 ) -> None:
     """Scaling efficiency and QPS of every schedule against workers, and what limits it where it falls off.

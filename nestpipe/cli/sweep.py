@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -14,7 +13,7 @@ from nestpipe import api
 from nestpipe.base import CaseError, unknown_name
 from nestpipe.cli._common import decimals
 from nestpipe.cli._render import Format, Output, render
-from nestpipe.cli._scenario import counting, dry_run, facts_of, load
+from nestpipe.cli._scenario import CORES, Dask, DryRun, ScenarioFile, Workers, counting, dry_run, facts_of, load
 from reports.runs import Column, text
 from sim.scenario import Grid
 
@@ -30,24 +29,35 @@ _NUMBERS: Final = (
 
 
 def sweep(
-    scenario: Annotated[Path, typer.Argument(metavar="SCENARIO", help="A scenario file (YAML).")],
+    scenario: ScenarioFile,
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", metavar="DIR", help="Keep results here; run again to continue after a stop."),
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Processes on this machine; by default one per core.")] = (
-        os.cpu_count() or 1
-    ),
-    dask: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="A Dask scheduler to use instead, tcp://host:8786.")
-    ] = None,
+    workers: Workers = CORES,
+    dask: Dask = None,
     show_map: Annotated[
         str | None,
-        typer.Option("--map", metavar="X[,Y]", help="Where schedules stop paying along one or two swept keys."),
+        typer.Option(
+            "--map",
+            rich_help_panel="Where schedules stop paying",
+            metavar="X[,Y]",
+            help="Where schedules stop paying along one or two swept keys.",
+        ),
     ] = None,
-    baseline: Annotated[str, typer.Option(help="The schedule that gains on the map refer to.")] = "sync",
-    pays_at: Annotated[float, typer.Option(help="The gain from which a schedule pays, as a factor.")] = 1.0,
-    dry: Annotated[bool, typer.Option("--dry-run", help="Say what would run and how long it takes.")] = False,
+    baseline: Annotated[
+        str,
+        typer.Option(
+            rich_help_panel="Where schedules stop paying", help="The schedule that gains on the map refer to."
+        ),
+    ] = "sync",
+    pays_at: Annotated[
+        float,
+        typer.Option(
+            rich_help_panel="Where schedules stop paying", help="The gain from which a schedule pays, as a factor."
+        ),
+    ] = 1.0,
+    dry: DryRun = False,
     output: Output = Format.TEXT,
 ) -> None:
     """Evaluates every configuration of a scenario, or those its search picks, and says where schedules stop paying.

@@ -10,7 +10,7 @@ import typer
 
 from executor.compute import Compute
 from nestpipe.base import CaseError
-from nestpipe.cli._bench import Backend, Device, Patience, Realtime, Timeout, WorldSize
+from nestpipe.cli._bench import PANEL, Backend, Device, Patience, Realtime, Timeout, WorldSize
 from nestpipe.cli._common import progress, provenance
 from nestpipe.cli._render import Format, Output, render
 
@@ -26,23 +26,36 @@ def validate(
     ] = "quick",
     compute: Annotated[Compute, typer.Option(help="Whether compute is real or emulated.")] = Compute.EMULATED,
     world_size: WorldSize = 2,
-    repeats: Annotated[int, typer.Option(min=1, help="How often each configuration runs; the median counts.")] = 3,
-    draws: Annotated[int, typer.Option(min=2, help="Simulations behind each predicted interval.")] = 8,
-    seed: Annotated[int, typer.Option(help="Seed of these simulations.")] = 0,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for predictions, results and plots.")] = Path(
-        "out/validate"
-    ),
+    repeats: Annotated[
+        int,
+        typer.Option(
+            rich_help_panel="Prediction and runs", min=1, help="How often each configuration runs; the median counts."
+        ),
+    ] = 3,
+    draws: Annotated[
+        int,
+        typer.Option(rich_help_panel="Prediction and runs", min=2, help="Simulations behind each predicted interval."),
+    ] = 8,
+    seed: Annotated[int, typer.Option(rich_help_panel="Prediction and runs", help="Seed of these simulations.")] = 0,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", rich_help_panel="Result", help="Folder for predictions, results and plots.")
+    ] = Path("out/validate"),
     history: Annotated[
-        Path | None, typer.Option("--history", help="File that a line with the summary is appended to.")
+        Path | None,
+        typer.Option("--history", rich_help_panel="Result", help="File that a line with the summary is appended to."),
     ] = None,
     tolerance: Annotated[
-        float, typer.Option(help="Largest allowed mean absolute error of the step latency; beyond it, exit 1.")
+        float,
+        typer.Option(
+            rich_help_panel="Result", help="Largest allowed mean absolute error of the step latency; beyond it, exit 1."
+        ),
     ] = 0.05,
     realtime: Realtime = True,
     backend: Backend = "gloo",
     device: Device = "cpu",
     rate: Annotated[
-        float | None, typer.Option("--rate-mbit-per-s", help="Under torchrun: what a rank's link carries.")
+        float | None,
+        typer.Option("--rate-mbit-per-s", rich_help_panel=PANEL, help="Under torchrun: what a rank's link carries."),
     ] = None,
     timeout_s: Timeout = 600.0,
     patience_s: Patience = 60.0,
@@ -57,7 +70,7 @@ def validate(
     from traces.workloads import read_cost_table
 
     if not tolerance >= 0 or seed < 0:
-        raise CaseError(f"--tolerance and --seed must not be negative, got {tolerance:g} and {seed}")
+        raise CaseError(f"--tolerance and --seed must be at least 0, got {tolerance:g} and {seed}")
     table = read_cost_table(costs)
     points = library.at_rate(library.load_grid(grid, compute.device), rate)
     check_separate(table, [point.config for point in points])
