@@ -70,7 +70,7 @@ def validate(
     from traces.workloads import read_cost_table
 
     if not tolerance >= 0 or seed < 0:
-        raise CaseError(f"--tolerance and --seed must be at least 0, got {tolerance:g} and {seed}")
+        raise CaseError(f"--tolerance and --seed must not be negative, got {tolerance:g} and {seed}")
     table = read_cost_table(costs)
     points = library.at_rate(library.load_grid(grid, compute.device), rate)
     check_separate(table, [point.config for point in points])
