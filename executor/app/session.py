@@ -17,13 +17,13 @@ import torch
 from executor.app.options import ModelKind, RunOptions
 from executor.models import AreaUnderCurve, area_under_curve
 from executor.options import Scope, option
-from executor.runtime import Trainer, counters, gather_timeline, save, state_digests
-from nestpipe.base import ExecutorError, ns_to_ms, ns_to_s
+from executor.runtime import Trainer, counters, gather_timeline, save, state_digests, step_times_ms
+from nestpipe.base import ExecutorError, ns_to_s
 from nestpipe.ir import OpKind
-from nestpipe.timeline import Timeline, write_timeline
+from nestpipe.timeline import write_timeline
 from traces.formats import write_kineto
 
-__all__ = ["Outputs", "last_batch", "step_times_ms", "train"]
+__all__ = ["Outputs", "last_batch", "train"]
 
 _SEGMENT_BATCHES = 1000
 _FILES = "Files"
@@ -79,6 +79,7 @@ def train(trainer: Trainer, options: RunOptions, outputs: Outputs, end: int) -> 
     curve = AreaUnderCurve(trainer.world.device)
     if options.model == ModelKind.DLRM:
         trainer.worker.on_predictions = lambda _, micro, logits: curve.add(logits, micro.labels)
+    trainer.keeps_records = any(trainer.world.gather(outputs.timeline is not None or outputs.chrome is not None))
     with _progress(trainer, end):
         while trainer.next_batch < end:
             # a program is unrolled whole; draining now and then bounds its memory
@@ -90,12 +91,13 @@ def train(trainer: Trainer, options: RunOptions, outputs: Outputs, end: int) -> 
     world, worker = trainer.world, trainer.worker
     emulated = None if options.emulated is None else asdict(options.emulated)
     meta = {"model": options.model.value, "emulated": emulated}
-    timeline = gather_timeline(trainer, meta)
-    if world.rank == 0 and outputs.timeline is not None:
-        write_timeline(timeline, outputs.timeline, option="--timeline")
-    if world.rank == 0 and outputs.chrome is not None:
-        outputs.chrome.mkdir(parents=True, exist_ok=True)
-        write_kineto(timeline.frame(), outputs.chrome)
+    if trainer.keeps_records:
+        timeline = gather_timeline(trainer, meta)
+        if world.rank == 0 and outputs.timeline is not None:
+            write_timeline(timeline, outputs.timeline, option="--timeline")
+        if world.rank == 0 and outputs.chrome is not None:
+            outputs.chrome.mkdir(parents=True, exist_ok=True)
+            write_kineto(timeline.frame(), outputs.chrome)
     return {
         "schedule": trainer.loop.name,
         "model": options.model.value,
@@ -110,7 +112,7 @@ def train(trainer: Trainer, options: RunOptions, outputs: Outputs, end: int) -> 
         "losses": [None if math.isnan(loss) else loss for loss in trainer.losses()],
         "auc": area_under_curve(torch.stack(world.gather(curve.counts.cpu())).sum(dim=0)),
         "data": trainer.data,
-        "step_times_ms": step_times_ms(timeline),
+        "step_times_ms": step_times_ms(trainer),
         "wall_s": ns_to_s(trainer.wall_ns),
         "bad_batches": worker.numerics.bad_batches,
         "counters": world.gather(counters(trainer)),
@@ -137,18 +139,6 @@ def last_batch(trainer: Trainer, steps: int | None) -> int:
             "give more --steps or data"
         )
     return int(end)
-
-
-def step_times_ms(timeline: Timeline) -> list[float]:
-    """Milliseconds from one batch's last update to the next one's; the first counts from the start of the run."""
-    frame = timeline.frame()
-    ends = frame[frame["kind"] == OpKind.UPDATE.value].groupby("batch")["end_ns"].max().sort_index()
-    start_ns = int(frame["start_ns"].min())
-    times = []
-    for end_ns in ends:
-        times.append(round(ns_to_ms(int(end_ns) - start_ns), 6))
-        start_ns = int(end_ns)
-    return times
 
 
 @contextmanager

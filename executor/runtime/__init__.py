@@ -6,7 +6,7 @@ from executor.runtime.digests import state_digests
 from executor.runtime.groups import ProcessGroups, join_world
 from executor.runtime.lanes import Cost, OpTable, Runtime
 from executor.runtime.numerics import NanPolicy
-from executor.runtime.recorder import counters, gather_timeline
+from executor.runtime.recorder import counters, gather_timeline, step_times_ms
 from executor.runtime.trainer import CommDtype, Settings, Trainer
 from executor.runtime.watchdog import Watchdog
 from executor.runtime.wraps import Delay, Wrap, delayed, emulating
@@ -33,4 +33,5 @@ __all__ = [
     "restore",
     "save",
     "state_digests",
+    "step_times_ms",
 ]

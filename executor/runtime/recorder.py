@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ import torch.distributed as dist
 
 from executor.runtime.groups import ProcessGroups, partition_of
 from executor.runtime.trainer import Trainer
+from nestpipe.base import ns_to_ms
 from nestpipe.ir import GROUPS, OpKind
 from nestpipe.timeline import Span, Timeline, from_frame, with_waits
 
-__all__ = ["clock_offset_ns", "counters", "gather_timeline"]
+__all__ = ["clock_offset_ns", "counters", "gather_timeline", "step_times_ms"]
 
 _ROUNDS = 16
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -94,6 +96,17 @@ def gather_timeline(trainer: Trainer, meta: Mapping[str, Any] | None = None) -> 
     return from_frame(with_waits(frame, groups), {**known, **(meta or {})})
 
 
+def step_times_ms(trainer: Trainer) -> list[float]:
+    """Milliseconds from one batch's last update to the next one's over all ranks; the first counts from the start of
+    the run. A collective call."""
+    offset_ns = clock_offset_ns(trainer.world)
+    tally = trainer.tally
+    ends = trainer.world.gather([end_ns - offset_ns for end_ns in tally.ends_ns])
+    starts = trainer.world.gather(None if tally.start_ns is None else tally.start_ns - offset_ns)
+    moments = [min(start for start in starts if start is not None), *map(max, zip(*ends, strict=True))]
+    return [round(ns_to_ms(end_ns - start_ns), 6) for start_ns, end_ns in pairwise(moments)]
+
+
 def _group_numbers(partition: Iterable[tuple[int, ...]]) -> list[int]:
     numbers = {rank: number for number, ranks in enumerate(partition) for rank in ranks}
     return [numbers[rank] for rank in sorted(numbers)]
@@ -101,14 +114,9 @@ def _group_numbers(partition: Iterable[tuple[int, ...]]) -> list[int]:
 
 def counters(trainer: Trainer) -> dict[str, Any]:
     """What this rank moved: bytes by stream, distinct share of looked-up keys, shared share of owned ids, memory."""
-    by_stream = {stream.name: 0 for stream in trainer.loop.streams}
-    names = list(by_stream)
-    keys = dict.fromkeys((OpKind.DEDUP, OpKind.SYNC), (0, 0))
-    for record in trainer.records:
-        by_stream[names[record.lane]] += record.cost.bytes
-        if record.op.kind in keys:
-            total, unique = keys[record.op.kind]
-            keys[record.op.kind] = (total + record.cost.keys, unique + record.cost.unique_keys)
+    tally = trainer.tally
+    by_stream = {stream.name: tally.bytes.get(lane, 0) for lane, stream in enumerate(trainer.loop.streams)}
+    keys = {kind: tally.keys.get(kind, (0, 0)) for kind in (OpKind.DEDUP, OpKind.SYNC)}
     ratios = {kind: unique / total if total else None for kind, (total, unique) in keys.items()}
     return {
         "bytes": by_stream,

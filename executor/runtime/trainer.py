@@ -25,6 +25,7 @@ from executor.runtime.groups import ProcessGroups
 from executor.runtime.lanes import OpRecord, OpTable, Runtime
 from executor.runtime.numerics import NanPolicy, Numerics
 from executor.runtime.ops_lookup import op_table, require_implemented
+from executor.runtime.tally import Tally
 from executor.runtime.worker import Worker, communicator_streams
 from executor.runtime.wraps import Wrap
 from nestpipe.base import ExecutorError, ScheduleError
@@ -78,6 +79,8 @@ class Settings:
 
 class Trainer:
     """One rank's training run.
+
+    With `keeps_records` every op stays in `records`, of which a Timeline is made; without, memory does not grow by ops.
 
     Args:
         world: the ranks.
@@ -139,7 +142,8 @@ class Trainer:
         )
         self.next_batch = 0
         self.data = dict(data or {})
-        self.records: list[OpRecord] = []
+        self.tally = Tally()
+        self.keeps_records, self.records = True, list[OpRecord]()
         self.runtime: Runtime | None = None
         self.on_runtime: Callable[[Runtime], None] | None = None
         self.wall_ns = 0
@@ -167,7 +171,7 @@ class Trainer:
         start_ns = time.monotonic_ns()
         self.runtime.run()
         self.wall_ns += time.monotonic_ns() - start_ns
-        self._keep()
+        self._keep(steps)
         self.next_batch += steps
 
     def prepare(self, steps: int) -> tuple[Program, OpTable]:
@@ -197,10 +201,17 @@ class Trainer:
             table = wrap(table, worker, program)
         return program, table
 
-    def _keep(self) -> None:
-        """Add the records of the last runtime, numbered from the first batch of the run."""
+    def _keep(self, steps: int) -> None:
+        """Note what the last runtime did, and its records numbered from the first batch of the run."""
         assert self.runtime is not None, "only after a run"
-        base = self.next_batch
+        base, worker = self.next_batch, self.worker
+        for batch in range(base, base + steps):
+            parts = worker.losses.pop(batch, ())
+            self.tally.add_batch(batch, float(sum(float(part) for part in parts)), worker.terms.pop(batch, 0))
+        self.tally.add_ops(itertools.chain.from_iterable(self.runtime.records), steps)
+        if not self.keeps_records:
+            for lane in self.runtime.lanes:
+                lane.records.clear()
         for record in itertools.chain.from_iterable(self.runtime.records):
             op = record.op
             kept = Op(kind=op.kind, batch=op.batch + base, micro_batch=op.micro_batch, step=op.step + base)
@@ -208,13 +219,9 @@ class Trainer:
 
     def losses(self) -> list[float]:
         """The mean loss of every batch so far over all ranks, NaN without loss terms. A collective call."""
-        worker = self.worker
-        mine = torch.zeros(self.next_batch, dtype=torch.float64)
-        for batch, parts in worker.losses.items():
-            mine[batch] = sum(float(part) for part in parts)
+        mine = torch.tensor(self.tally.losses, dtype=torch.float64)
         total = torch.stack(self.world.gather(mine)).sum(dim=0)
-        terms = torch.tensor([worker.terms.get(batch, 0) for batch in range(self.next_batch)], dtype=torch.float64)
-        means: list[float] = (total / terms).tolist()
+        means: list[float] = (total / torch.tensor(self.tally.terms, dtype=torch.float64)).tolist()
         return means
 
     def state(self) -> dict[str, Tensor]:

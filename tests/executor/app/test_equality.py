@@ -138,7 +138,7 @@ def _dealt(world: ProcessGroups, micro_batches: int) -> dict[str, torch.Tensor]:
     trainer = Trainer(world, with_micro_batches(load("nestpipe"), micro_batches), model, source, Settings())
     trainer.run(source.num_batches(world.rank, world.world_size))
     assert trainer.next_batch == 5
-    assert sum(trainer.worker.terms.values()) == 101
+    assert sum(trainer.tally.terms) == 101
     return trainer.state()
 
 
