@@ -214,8 +214,8 @@ class Levels:
         full = self.order[:-1]
         level = np.zeros(self.num_links + 2)
         level[full] = self.level.take(full)
-        load = np.einsum("ij,j->i", self.holds.take(idle, axis=0), level)
-        over: Ints = idle[load > self.capacity.take(idle) * (1 + _TIE)]
+        load = np.einsum("ij,j->i", self.holds, level)  # of all links: gathering the rows of the idle would cost more
+        over: Ints = idle[load.take(idle) > self.capacity.take(idle) * (1 + _TIE)]
         return over
 
     def _open(self, links: Ints, routes: Ints, weight: Floats | None, bottleneck: Ints) -> None:
