@@ -7,8 +7,10 @@ import gzip
 import io
 import re
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,12 +23,16 @@ _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?|[0-9a-fA-F]{8,16}")
 _HEADER_NAME = re.compile(r"[^\W\d][\w .:/#-]*")
 _ID = re.compile(r"[\w.-]+")
 _NOT_A_KEY = re.compile(
-    r"label|target|y|clk|clicks?|clicked|ratings?|timestamp|ts|time|time_ms|date|hourmin|weight|split|index"
+    r"label|target|\w*_?score|row_?(id|number|num)|y|clk|clicks?|clicked|ratings?|timestamp|ts|time|time_ms|date|hourmin|weight|split|index"
     r"|(is|has)_\w+|\w+_ratio|long_view|\w*_(time|time_ms|duration|duration_ms)|duration_ms|I\d+|int_\d+|dense\w*|unnamed\W*\d*",
     re.IGNORECASE,
 )
-_LABEL = re.compile(r"label|target|clk|click|clicked|is_click", re.IGNORECASE)
+_LABEL = re.compile(r"label|target|\w*_?score|row_?(id|number|num)|clk|click|clicked|is_click", re.IGNORECASE)
 _DENSE = re.compile(r"I\d+|int_\d+|dense\w*", re.IGNORECASE)
+_FRACTION = re.compile(r"[+-]?(\d*\.\d*[1-9]\d*([eE][+-]?\d+)?|\d+\.\d{2,})")
+#: Seconds, ms, us and ns of Unix time from 2001 to 2033.
+_EPOCHS = (10**9, 10**12, 10**15, 10**18)
+_ROWS_TO_TELL, _DIGITS_MAX = 10, 20
 _KUAIRAND = frozenset({"user_id", "video_id", "time_ms", "is_click"})
 _KUAIRAND_KEYS = ("user_id", "video_id", "tab")
 _MOVIELENS = ("userId", "movieId", "rating", "timestamp")
@@ -53,7 +59,8 @@ class KeyFileLayout:
         has_header: whether the first line names the columns.
         columns: all column names; `c1`, `c2`, ... where the file has no header.
         key_columns: the columns that may hold keys.
-        default_columns: the ones read unless the caller names others.
+        default_columns: the ones read unless the caller names others; none where a file has no header and its
+            columns may hold anything.
     """
 
     format: KeyFormat
@@ -126,7 +133,7 @@ def _layout_of(path: Path, lines: list[str]) -> KeyFileLayout:
         return KeyFileLayout(format=KeyFormat.INDEX_LIST)
     cells = tuple(cell.strip() for cell in next(csv.reader([first], delimiter=delimiter)))
     if not any(_NUMBER.fullmatch(cell) for cell in cells) and all(cells[1:]):
-        return _with_header(path, cells, delimiter)
+        return _with_header(path, cells, delimiter, lines[1:])
     widths = {len(line.split(delimiter)) for line in lines[:50]}
     if len(widths) > 1 and delimiter in ",;|":
         check_indices(path, first.replace(delimiter, " "), 1)
@@ -136,7 +143,20 @@ def _layout_of(path: Path, lines: list[str]) -> KeyFileLayout:
     return _without_header(cells, delimiter)
 
 
-def _with_header(path: Path, names: tuple[str, ...], delimiter: str) -> KeyFileLayout:
+def _measures(cells: list[str]) -> bool:
+    """Whether a column's cells are no keys but fractions, row numbers one after the other or points in time."""
+    known = [cell for cell in cells if cell]
+    if any(_FRACTION.fullmatch(cell) for cell in known):
+        return True
+    if len(known) < _ROWS_TO_TELL or not all(is_index(cell) and len(cell) < _DIGITS_MAX for cell in known):
+        return False
+    numbers = [int(cell) for cell in known]
+    if all(after == before + 1 for before, after in pairwise(numbers)):
+        return True
+    return any(all(low <= number < 2 * low for number in numbers) for low in _EPOCHS)
+
+
+def _with_header(path: Path, names: tuple[str, ...], delimiter: str, lines: Sequence[str] = ()) -> KeyFileLayout:
     columns = (names[0] or "index", *names[1:])
     bad = [name for name in columns if not _HEADER_NAME.fullmatch(name)]
     if bad or len(set(columns)) != len(columns):
@@ -150,7 +170,12 @@ def _with_header(path: Path, names: tuple[str, ...], delimiter: str) -> KeyFileL
     if set(columns) >= _KUAIRAND:
         keys = tuple(name for name in columns if name in _KUAIRAND_KEYS)
         return KeyFileLayout(format=KeyFormat.KUAIRAND, key_columns=keys, default_columns=("video_id",), **shared)
-    keys = tuple(name for name in columns if not _NOT_A_KEY.fullmatch(name))
+    rows = [row for row in csv.reader(lines, delimiter=delimiter) if len(row) == len(columns)]
+    keys = tuple(
+        name
+        for at, name in enumerate(columns)
+        if not _NOT_A_KEY.fullmatch(name) and not _measures([row[at].strip() for row in rows])
+    )
     if not keys:
         keys = columns
     return KeyFileLayout(format=KeyFormat.CSV, key_columns=keys, default_columns=keys, **shared)
@@ -166,9 +191,7 @@ def _without_header(cells: tuple[str, ...], delimiter: str) -> KeyFileLayout:
     if len(cells) == 4 and delimiter == "\t" and all(cell.isdigit() for cell in cells) and 1 <= int(cells[2]) <= 5:
         return KeyFileLayout(format=KeyFormat.MOVIELENS, delimiter=delimiter, **_movielens_columns(_MOVIELENS))
     columns = tuple(f"c{i}" for i in range(1, len(cells) + 1))
-    return KeyFileLayout(
-        format=KeyFormat.CSV, delimiter=delimiter, columns=columns, key_columns=columns, default_columns=columns
-    )
+    return KeyFileLayout(format=KeyFormat.CSV, delimiter=delimiter, columns=columns, key_columns=columns)
 
 
 def _movielens_columns(columns: tuple[str, ...]) -> dict[str, Any]:

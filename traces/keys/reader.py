@@ -115,6 +115,12 @@ def _iter_parts(
             yield stream, np.repeat(labels[:, None], len(numbers), axis=1)
         return
     names = layout.default_columns if wanted is None else wanted
+    if not names:
+        shown = ", ".join(layout.columns[:8]) + (", ..." if len(layout.columns) > 8 else "")
+        raise TraceError(
+            f"{path}: has no header, so which of its columns {shown} hold keys is unknown; name them "
+            f"(--column {layout.columns[0]}, in Python: columns=)"
+        )
     for name in (*names, *numbers):
         if name not in layout.columns:
             raise TraceError(f"{path}: {unknown_name('column', name, layout.columns)}")

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nestpipe.base.errors import TraceError
-from tests.paths import SHARED_DATA
+from tests.paths import INPUTS, SHARED_DATA
 from traces.keys.generate import Bag, ZipfFeature, generate_stream, zipf_ranks
 from traces.keys.reader import KeyFormat, detect_layout, read_keys
 from traces.keys.stream import KeyStream, group_sequences, join_streams, mix64, owner_of, row_keys, text_key
@@ -318,3 +318,22 @@ def test_same_seed_same_stream() -> None:
     assert np.array_equal(one.values, two.values)
     assert np.array_equal(one.offsets, two.offsets)
     assert abs(one.num_lookups / 200 - 3) < 0.7
+
+
+def test_floats_row_numbers_and_points_in_time_are_no_keys(tmp_path: Path) -> None:
+    assert detect_layout(INPUTS / "keys-float-and-row-id.csv").default_columns == ("item_id", "position")
+    rows = [
+        f"{n + 7},{[5, 3, 9][n % 3]},{1_700_000_000 + 60 * (n % 4)},{1_700_000_000_123 + n % 2},{n % 5 / 2},{n % 5}.0,"
+        f"{n}e1"
+        for n in range(40)
+    ]
+    path = write(tmp_path / "k.csv", "row,item,when,when_ms,value,shop,hash\n" + "\n".join(rows) + "\n")
+    # whole numbers with a point may be ids that a table library made floats, and an id may look like a power of ten
+    assert detect_layout(path).default_columns == ("item", "shop", "hash")
+
+
+def test_columns_without_a_header_have_to_be_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "k.csv", "5,7,8\n9,7,8\n")
+    with pytest.raises(TraceError, match=r"has no header, so which of its columns c1, c2, c3 hold keys is unknown"):
+        read_keys(path)
+    assert read_keys(path, columns=["c2"]).values.tolist() == [7, 7]
