@@ -99,7 +99,9 @@ def _text(summary: dict[str, Any], out: str | None) -> str:
     for rank in summary["ranks"]:
         lines.append(_rank_line(rank))
         for name, one in rank.get("collectives", {}).items():
-            lines.append(f"  {name}: {one['count']} x, {one['bytes']} bytes in")
+            unknown = one.get("without_size", 0)
+            size = f"{one['bytes']} bytes in" if unknown < one["count"] else "unknown bytes"
+            lines.append(f"  {name}: {one['count']} x, {size}" + (f", {unknown} of unknown size" if unknown else ""))
     for log in summary.get("collective_logs", []):
         largest = log["largest"]
         lines.append(
@@ -124,7 +126,9 @@ def _text(summary: dict[str, Any], out: str | None) -> str:
 def _rank_line(rank: dict[str, Any]) -> str:
     head = f"rank {rank['rank'] if rank['rank'] is not None else 'unknown'} of {rank['world_size'] or 'unknown'}"
     if "compute_us" not in rank:
-        return f"{head}: {rank['num_nodes']} nodes, no times ({rank['file']})"
+        length = rank.get("duration_us")
+        times = "no times" if length is None else f"{length} us recorded"
+        return f"{head}: {rank['num_nodes']} nodes, {times} ({rank['file']})"
     return (
         f"{head}: {rank['num_steps']} steps, compute {rank['compute_us']} us, communication {rank['comm_us']} us, "
         f"exposed {rank['exposed_us']} us"

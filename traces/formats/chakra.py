@@ -29,6 +29,7 @@ COMM_TYPES = (
     *("all_reduce", "reduce", "all_gather", "gather", "scatter", "broadcast", "all_to_all"),
     *("reduce_scatter", "reduce_scatter_block", "barrier"),
 )
+_COLLECTIVE = NODE_TYPES.index("collective")
 PRIVATE_PREFIX = "nestpipe_"
 MESSAGE_BYTES_MAX = 1 << 28
 _SIGNED_FIELDS, _ZIGZAG_FIELDS, _BOOL_FIELDS = (7, 8, 9, 10), (15, 16, 17, 18), (27, 28)
@@ -58,6 +59,19 @@ class ChakraTrace(NamedTuple):
     attributes: dict[str, Any]
     nodes: list[ChakraNode]
     num_messages: int
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether collectives of the device are among the nodes, as in a trace merged from host and device."""
+        return any(node.type == _COLLECTIVE and _on_host(node) is False for node in self.nodes)
+
+
+def _on_host(node: ChakraNode) -> bool | None:
+    """Whether a node ran on the host; `None` where the writer does not say."""
+    flag = node.attributes.get("is_cpu_op")
+    if isinstance(flag, str):
+        flag = {"true": True, "1": True, "false": False, "0": False}.get(flag.lower())
+    return bool(flag) if isinstance(flag, int) else None
 
 
 def sniff(head: Head) -> bool:
@@ -209,8 +223,15 @@ def read(path: Path, _options: Options) -> ChakraTrace:
 # -- rows and summary ------------------------------------------------------------------------------------------------
 
 
-def collective_name_of(node: ChakraNode) -> str | None:
-    """Which collective or transfer a node is; `None` where it is none."""
+def collective_name_of(node: ChakraNode, *, has_kernels: bool = False) -> str | None:
+    """Which collective or transfer a node is; `None` where it is none.
+
+    Args:
+        node: a node.
+        has_kernels: whether the trace holds the device's part of collectives; then the host's part is none.
+    """
+    if has_kernels and _on_host(node):
+        return None
     if NODE_TYPES[node.type] in ("send", "recv"):
         return NODE_TYPES[node.type]
     if NODE_TYPES[node.type] != "collective":
@@ -236,8 +257,8 @@ def _group(node: ChakraNode) -> str | None:
     return None if name in (None, "", "0") else str(name)
 
 
-def _row(trace: ChakraTrace, node: ChakraNode, source: str, *, timed: bool) -> dict[str, Any]:
-    collective = collective_name_of(node)
+def _row(trace: ChakraTrace, node: ChakraNode, source: str, *, timed: bool, has_kernels: bool) -> dict[str, Any]:
+    collective = collective_name_of(node, has_kernels=has_kernels)
     phase = phase_of(node.name)
     kind = kind_of_collective(collective, phase, None)[0] if collective else phase.kind if phase else None
     size = whole(node.attributes.get("comm_size" if collective else "tensor_size"))
@@ -274,20 +295,34 @@ def summarise(trace: ChakraTrace) -> Found:
         source = str(trace.attributes[PRIVATE_PREFIX + "source"])
     if any(max(node.duration_ns, node.start_ns) >= 2**61 for node in trace.nodes):
         raise TraceError(f"{trace.path}: a node has a time beyond what 64 bits of nanoseconds hold")
-    rows = [_row(trace, node, source, timed=timed) for node in trace.nodes if NODE_TYPES[node.type] != "metadata"]
-    return Found(rank=trace.rank, rows=rows, summaries=[_summary(trace, timed=timed)])
+    has_kernels = trace.has_kernels
+    rows = [
+        _row(trace, node, source, timed=timed, has_kernels=has_kernels)
+        for node in trace.nodes
+        if NODE_TYPES[node.type] != "metadata"
+    ]
+    return Found(rank=trace.rank, rows=rows, summaries=[_summary(trace, timed=timed)], notes=_notes(trace))
+
+
+def _notes(trace: ChakraTrace) -> list[str]:
+    halves = sum(node.type == _COLLECTIVE and bool(_on_host(node)) for node in trace.nodes)
+    if not halves or not trace.has_kernels:
+        return []
+    return [f"{trace.path}: {halves} collective nodes are the host's part of those that ran on the device; not counted"]
 
 
 def _summary(trace: ChakraTrace, *, timed: bool) -> dict[str, Any]:
     types: dict[str, int] = {}
     counts: dict[str, dict[str, int]] = {}
+    has_kernels = trace.has_kernels
     for node in trace.nodes:
         types[NODE_TYPES[node.type]] = types.get(NODE_TYPES[node.type], 0) + 1
-        collective = collective_name_of(node)
+        collective = collective_name_of(node, has_kernels=has_kernels)
         if collective is not None:
-            count(counts, collective, bytes=whole(node.attributes.get("comm_size")) or 0)
+            size = whole(node.attributes.get("comm_size"))
+            count(counts, collective, bytes=size or 0, without_size=int(size is None))
     world = whole(trace.attributes.get("ngpus"))
-    kernels = [node for node in trace.nodes if node.attributes.get("is_cpu_op") is False]
+    kernels = [node for node in trace.nodes if _on_host(node) is False]
     return {
         "rank": trace.rank,
         "world_size": world,

@@ -1,4 +1,4 @@
-"""PyTorch execution traces: what was exchanged, in which sizes and splits; no times.
+"""PyTorch execution traces: what was exchanged, in which sizes and splits; times only of device nodes (ET+).
 
 An execution trace records each collective as a node `record_param_comms` whose tensors are tuples (tensor id, storage
 id, offset, number of elements, bytes an element, device). Both layouts are read: schema 1.0.1 (`inputs`, `input_types`,
@@ -12,16 +12,24 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nestpipe.base import TraceError
+from nestpipe.base import TraceError, ns_to_us
 from traces.formats.dtypes import element_bytes, is_integer
 from traces.formats.format import Found, Head, Options, count
-from traces.formats.json_stream import EventStream, whole
-from traces.formats.phases import Phase, collective_of, kind_name, kind_of_collective, phase_of
+from traces.formats.json_stream import EventStream, exact_ns, whole
+from traces.formats.phases import (
+    Phase,
+    collective_of,
+    kernel_collective,
+    kind_name,
+    kind_of_collective,
+    phase_of,
+)
 from traces.formats.reading import rank_in_name
 from traces.table import Origin, provenance
 
 __all__ = ["NOT_COLLECTIVES", "EtCollective", "EtRank", "et_rows", "int_list", "read", "sniff", "summarise"]
 
+_DEVICE_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 NOT_COLLECTIVES = ("wait", "init", "barrier")
 # the number before the name is the rank's own here; of a broadcast it is the root, of a send the peer
 _OWN_RANK = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all"})
@@ -44,8 +52,18 @@ class EtCollective(NamedTuple):
     start_ns: int | None = None
 
 
+class EtKernel(NamedTuple):
+    """A device event, which traces merged with the profiler's (ET+) hold as nodes; times in ns."""
+
+    name: str
+    stream: str
+    start_ns: int
+    duration_ns: int
+    phase: Phase | None
+
+
 class EtRank(NamedTuple):
-    """What one file holds."""
+    """What one file holds; `notes` say what of it is inconsistent."""
 
     path: str
     schema: str
@@ -54,9 +72,18 @@ class EtRank(NamedTuple):
     world_size: int | None
     num_nodes: int
     collectives: list[EtCollective]
+    kernels: list[EtKernel]
+    notes: list[str]
 
     @classmethod
-    def of(cls, path: str, schema: str, num_nodes: int, collectives: list[EtCollective]) -> EtRank:
+    def of(
+        cls,
+        path: str,
+        schema: str,
+        num_nodes: int,
+        collectives: list[EtCollective],
+        kernels: list[EtKernel] | None = None,
+    ) -> EtRank:
         """The rank as the file's name or else its collectives state it; the world size is that of the largest group."""
         # some schemas record 0 on every rank, so the name comes first
         rank, source = rank_in_name(path), "file name"
@@ -64,7 +91,39 @@ class EtRank(NamedTuple):
             rank = next((one.rank for one in collectives if one.rank is not None), None)
             source = "record_param_comms" if rank is not None else "unknown"
         sizes = [one.group_size for one in collectives if one.group_size]
-        return cls(path, schema, rank, source, max(sizes, default=None), num_nodes, collectives)
+        collectives, notes = _checked(path, collectives)
+        return cls(path, schema, rank, source, max(sizes, default=None), num_nodes, collectives, kernels or [], notes)
+
+
+def _checked(path: str, collectives: list[EtCollective]) -> tuple[list[EtCollective], list[str]]:
+    """The collectives with bytes that agree with their splits, and notes on those whose splits do not agree.
+
+    Splits count elements, or rows of several elements each.
+    """
+    made: list[EtCollective] = []
+    sums = groups = 0
+    for one in collectives:
+        width = element_bytes(one.dtype) or 0
+        sent, received = sum(one.splits) * width, sum(one.splits_out) * width
+        changed = one._replace(
+            bytes_in=sent if sent > 0 and one.bytes_in % sent else one.bytes_in,
+            bytes_out=received if received > 0 and one.bytes_out % received else one.bytes_out,
+        )
+        sums += changed != one
+        lengths = {len(splits) for splits in (one.splits, one.splits_out) if splits}
+        groups += bool(one.group_size and lengths - {one.group_size})
+        made.append(changed)
+    notes = []
+    if sums:
+        notes.append(
+            f"{path}: the splits of {sums} collectives do not sum to their tensors; bytes are those of the splits"
+        )
+    if groups:
+        notes.append(
+            f"{path}: {groups} collectives have another number of splits than their group has ranks; the file "
+            "contradicts itself, and their sizes per peer are doubtful"
+        )
+    return made, notes
 
 
 def _tensors(value: object) -> Iterator[tuple[int, int]]:
@@ -205,6 +264,19 @@ class _Nodes:
         return None
 
 
+def _kernel(path: str, node: Mapping[str, Any], phase: Phase | None) -> EtKernel | None:
+    """The device event that a node stands for; `None` where it stands for none."""
+    if str(node.get("cat")).lower() not in _DEVICE_CATEGORIES:
+        return None
+    start, duration = exact_ns(node.get("ts")), exact_ns(node.get("dur"))
+    if start is None or duration is None or duration < 0 or max(abs(start), duration) >= 2**61:
+        raise TraceError(
+            f"{path}: node {node.get('id')}: ts and dur must be times in us, "
+            f"got {node.get('ts')!r}, {node.get('dur')!r}"
+        )
+    return EtKernel(str(node["name"]), f"device {node.get('pid')} stream {node.get('tid')}", start, duration, phase)
+
+
 def sniff(head: Head) -> bool:
     """Whether this is an object with a schema and nodes."""
     if not head.stripped.startswith(b"{"):
@@ -226,14 +298,20 @@ def read(path: Path, options: Options) -> EtRank:
         if not isinstance(node, dict) or not isinstance(node.get("name"), str):
             raise TraceError(f"{name}: nodes[{index}] must be an object with a name, got {str(node)[:60]!r}")
         nodes.add(node)
-        if node["name"] == "record_param_comms":
+        if node["name"] == "record_param_comms" or "cat" in node:
             pending.append(node)
     schema = stream.meta.get("schema")
     if not isinstance(schema, str):
         raise TraceError(f"{name}: schema must name the version of the execution trace, got {schema!r}")
-    found = [_collective(name, node, nodes.phase(node.get("id"))) for node in pending]
-    collectives = [one for one in found if one is not None]
-    return EtRank.of(name, schema, stream.num_events, collectives)
+    collectives: list[EtCollective] = []
+    kernels: list[EtKernel] = []
+    for node in pending:
+        phase = nodes.phase(node.get("id"))
+        if kernel := _kernel(name, node, phase):
+            kernels.append(kernel)
+        elif node["name"] == "record_param_comms" and (one := _collective(name, node, phase)):
+            collectives.append(one)
+    return EtRank.of(name, schema, stream.num_events, collectives, kernels)
 
 
 def summarise(trace: EtRank) -> Found:
@@ -272,6 +350,7 @@ def et_rows(trace: EtRank) -> tuple[list[dict[str, Any]], dict[str, Any]]:
                 "source": source,
             }
         )
+    rows.extend(_kernel_row(trace, kernel) for kernel in trace.kernels)
     summary = {
         "rank": trace.rank,
         "rank_source": trace.rank_source,
@@ -279,7 +358,26 @@ def et_rows(trace: EtRank) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         "file": trace.path,
         "schema": trace.schema,
         "num_nodes": trace.num_nodes,
+        "num_device_nodes": len(trace.kernels),
+        "duration_us": ns_to_us(sum(one.duration_ns for one in trace.kernels)) if trace.kernels else None,
         "collectives": dict(sorted(counts.items())),
         "collectives_as_recorded": dict(sorted(recorded.items())),
     }
     return rows, summary
+
+
+def _kernel_row(trace: EtRank, kernel: EtKernel) -> dict[str, Any]:
+    collective = kernel_collective(kernel.name)
+    phase = kernel.phase
+    kind = kind_of_collective(collective, phase, None)[0] if collective else phase.kind if phase else None
+    return {
+        "rank": trace.rank,
+        "stream": kernel.stream,
+        "kind": kind_name(kind),
+        "op": kernel.name,
+        "start_ns": kernel.start_ns,
+        "end_ns": kernel.start_ns + kernel.duration_ns,
+        "duration_ns": kernel.duration_ns,
+        "collective": collective,
+        "source": provenance(Origin.MEASURED, Path(trace.path).name),
+    }

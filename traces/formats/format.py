@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Any, NamedTuple, Protocol
 
 from traces.formats.reading import read_head
 from traces.table import TraceTable
+
+_JSON_START = re.compile(rb"""\{\s*(?:["}]|$)|\[\s*(?:["\[\]{\-0-9tfnN]|$)""")
 
 __all__ = ["Format", "Found", "Head", "Options", "Reader", "count"]
 
@@ -50,7 +53,8 @@ class Head:
 
     @property
     def is_json(self) -> bool:
-        return self.stripped[:1] in (b"{", b"[")
+        # a binary file may begin with the byte of a bracket; after one, JSON has a name, a value or the end
+        return _JSON_START.match(self.stripped) is not None
 
     @property
     def is_parquet(self) -> bool:

@@ -16,6 +16,8 @@ def sniff(head: Head) -> bool:
     if not head.is_json:
         return False
     known = ("traceEvents", "schemaVersion", "deviceProperties", "distributedInfo", "ph")
+    if head.has("schema") and head.has("nodes") and not head.has("traceEvents"):
+        return False  # an execution trace that holds device events as well
     is_object = head.stripped.startswith(b"{")
     return "traceEvents" in head.lists or (head.has(*known) if is_object else head.has("ph"))
 

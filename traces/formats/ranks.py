@@ -43,6 +43,7 @@ def put_together(traces: Sequence[object]) -> Together:
     _same_rank_twice([(one.rank, one.path) for one in executions])
     notes = _number_unknown(joined)
     for trace in executions:
+        notes += trace.notes
         for one in joined:
             if one.events.rank == trace.rank and attach_splits(one, trace):
                 notes.append(f"rank {trace.rank}: sizes per peer taken from {Path(trace.path).name} ({trace.schema})")

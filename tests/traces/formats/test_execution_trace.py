@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from nestpipe.base.errors import TraceError
+from tests.paths import INPUTS
 from tests.traces.formats.samples import (
     execution_trace_new,
     execution_trace_old,
     load,
 )
+from traces.formats.importing import import_traces
 
 
 def test_execution_trace_of_the_old_schema(tmp_path: Path) -> None:
@@ -59,3 +62,20 @@ def test_the_number_before_a_name_is_a_rank_only_where_it_is_ones_own(
     found = load(tmp_path, document).summary["ranks"][0]
     assert (found["rank"], found["world_size"]) == (rank, 8)
     assert sum(one["bytes"] for one in found["collectives"].values()) == 32
+
+
+def test_device_nodes_of_a_merged_trace_carry_their_times(tmp_path: Path) -> None:
+    path = INPUTS / "import-et-plus-times.json"
+    found = import_traces([path])
+    frame = found.table.frame
+    assert frame[["op", "stream", "duration_ns"]].values.tolist() == [["gemm", "device 0 stream 7", 300_000]]
+    assert (found.summary["ranks"][0]["duration_us"], found.summary["ranks"][0]["num_device_nodes"]) == (300.0, 1)
+    document = json.loads(path.read_text(encoding="utf-8"))
+    document["nodes"][1]["name"] = "## forward ##"
+    document["nodes"].append({**document["nodes"][2], "id": 4, "name": "ncclKernel_AllReduce", "ts": 2000, "tid": 20})
+    rows = load(tmp_path, document).table.frame
+    assert rows["kind"].tolist() == ["forward", "all_reduce"]
+    assert set(rows["source"].str.partition(":")[0]) == {"measured"}
+    document["nodes"][2]["dur"] = "x"
+    with pytest.raises(TraceError, match="node 3: ts and dur must be times in us, got 1010, 'x'"):
+        load(tmp_path, document)

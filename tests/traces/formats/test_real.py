@@ -132,7 +132,9 @@ def test_every_execution_trace_has_the_published_counts(real: Path, expected: An
 def test_chakra_files_of_both_kinds(real: Path) -> None:
     ranks = import_traces([real / "et" / "chakra_pb_all_to_all_8npus_1MB"]).summary["ranks"]
     assert [rank["rank"] for rank in ranks] == list(range(8))
-    assert {json.dumps(rank["collectives"]) for rank in ranks} == {'{"all_to_all": {"count": 1, "bytes": 1048576}}'}
+    assert {json.dumps(rank["collectives"]) for rank in ranks} == {
+        '{"all_to_all": {"count": 1, "bytes": 1048576, "without_size": 0}}'
+    }
     assert {(rank["schema"], rank["num_messages"]) for rank in ranks} == {("0.0.4", 2)}
     (rank,) = import_traces([real / "et" / "chakra_json_small.json"]).summary["ranks"]
     assert rank["node_types"] == {"compute": 4, "collective": 3}
