@@ -13,6 +13,7 @@ import typer
 from nestpipe.base import NestPipeError
 from nestpipe.cli._common import progress, provenance
 from nestpipe.cli._render import Format, flat, render
+from sim.costs import TraceWorkload
 from sim.scenario import Grid, load_scenario, warnings, with_keys_known
 from sim.sweep import Estimate, digest, estimate
 
@@ -48,9 +49,20 @@ def facts_of(grid: Grid, **more: object) -> dict[str, object]:
         workload=name,
         workload_source=None if grid.case is None else grid.case.source,
         **key_facts(grid),
+        anchor=_anchor(grid),
         seeds=f"{scenario.seed} to {scenario.seed + scenario.seeds - 1}" if scenario.is_random else None,
         **more,
     )
+
+
+def _anchor(grid: Grid) -> str | None:
+    """Of a trace, what its own step comes out as; nothing of other workloads."""
+    if not isinstance(grid.workload, TraceWorkload):
+        return None
+    found = grid.workload.anchor
+    if found is None:
+        return "unanchored: the trace holds no steps and launches, so its own step cannot be predicted again"
+    return "; ".join([found.lines()[0], *found.warnings])
 
 
 def key_facts(grid: Grid) -> dict[str, object]:

@@ -32,4 +32,4 @@ def anchored_trace(frame: pd.DataFrame, **more: Any) -> tuple[TraceWorkload, Anc
     if found.schedule in names():
         predicted = run(load(found.schedule), plain, None, Options(world_size=plain.world_size))
         found = replace(found, as_schedule_ms=predicted.metrics.step_latency_ms)
-    return replace(plain, **more), found
+    return replace(plain, anchor=found, **more), found

@@ -102,7 +102,7 @@ class Run:
     @cached_property
     def step_ns(self) -> float:
         """The steady step, mean over ranks, by the soonest exact way: bound, recursion or simulation."""
-        if not isinstance(self.ops.costs, TimedCosts):
+        if not isinstance(self.ops.costs, TimedCosts) or (self.ops.costs.host and self.options.jitter.is_random):
             return self.metrics.step_latency_ms * NS_PER_MS
         if not self.options.jitter.is_random:
             return float(self.bound.step_ns)

@@ -126,6 +126,7 @@ class TraceWorkload:
         batch_per_worker: samples a rank trained per step, if that is known; options with another batch scale by it.
         use: the host's part of a step, where the trace shows it.
         without: steps that stall by themselves, and are no part of the steady pace.
+        anchor: what the recorded step comes out as; None where it cannot be predicted again.
     """
 
     frame: pd.DataFrame
@@ -136,6 +137,7 @@ class TraceWorkload:
     batch_per_worker: int | None = None
     use: HostUse | None = None
     without: tuple[int, ...] = ()
+    anchor: Anchor | None = None
 
     @classmethod
     def of(cls, frame: pd.DataFrame, found: Anchor | None, **more: Any) -> TraceWorkload:
@@ -143,7 +145,7 @@ class TraceWorkload:
         if found is None:
             return cls(frame=frame, **more)
         without = tuple(stall.step for stall in found.stalls)
-        return cls(frame=frame, use=host_use(recording(frame), without), without=without, **more)
+        return cls(frame=frame, use=host_use(recording(frame), without), without=without, anchor=found, **more)
 
     @property
     def domain_size(self) -> None:
@@ -180,6 +182,10 @@ class TraceWorkload:
             use=self.use,
             without=self.without,
         )
+
+    def host(self, loop: Loop) -> HostLane | None:
+        """The thread that issues the ops of a schedule; None where the trace does not show it."""
+        return None if self.use is None else _lane(self.use, loop)
 
     def demands(self, loop: Loop, cluster: Cluster | None, options: Options) -> dict[OpKind, Demand]:
         """See `ByKind.demands`; the mean of what was recorded."""

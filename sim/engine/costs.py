@@ -16,6 +16,7 @@ import simpy
 from nestpipe.base import CaseError, split_evenly
 from nestpipe.ir import COLLECTIVES, Op, OpKind, Resource
 from sim.engine.folding import Actors
+from sim.engine.host import HostLane
 
 __all__ = ["Costs", "Jitter", "SharedCosts", "TimedCosts", "Work"]
 
@@ -121,11 +122,13 @@ class TimedCosts:
         batch_ns: for each op kind the nanoseconds it takes for a whole batch; kinds that are missing take none.
         micro_batches: micro-batches split a batch's time evenly, to the nanosecond.
         jitter: differences between ranks, on local ops only.
+        host: the thread that issues the ops, where it is known; its own time does not vary.
     """
 
     batch_ns: Mapping[OpKind, int]
     micro_batches: int = 1
     jitter: Jitter = Jitter()
+    host: HostLane | None = None
 
     def __post_init__(self) -> None:
         for kind, value in self.batch_ns.items():
@@ -138,8 +141,11 @@ class TimedCosts:
         return total if op.micro_batch is None else split_evenly(total, self.micro_batches, op.micro_batch)
 
     def colours(self, world_size: int) -> Sequence[int] | None:
-        """See `Costs.colours`."""
-        return self.jitter.colours(world_size)
+        """See `Costs.colours`; the hosts of some ranks are those of all, in turn."""
+        own, hosts = self.jitter.colours(world_size), 1 if self.host is None else len(self.host.work_ns)
+        if hosts == 1:
+            return own
+        return [(0 if own is None else own[rank]) * hosts + rank % hosts for rank in range(world_size)]
 
     def local(self, ops: Sequence[Op], rank: int) -> Sequence[int]:
         """See `Costs.local`."""

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 
 from nestpipe.base import NS_PER_US
 from nestpipe.ir import ALL_TO_ALLS, COLLECTIVES, COMPUTE, Loop, OpKind
-from sim.costs import ByKind, CaseWorkload, Demand, OpCosts, Options, blocks_of, costs_of, scaled_law
+from sim.costs import ByKind, CaseWorkload, Demand, OpCosts, Options, TraceWorkload, blocks_of, costs_of, scaled_law
+from sim.engine import TimedCosts
 from sim.scenario.sections import Factors, MicroBatching
 from topologies.cluster import Cluster
 
@@ -52,14 +53,26 @@ class Changed:
         elif isinstance(self.workload, CaseWorkload):
             found = self._laws_changed(self.workload.at_batch(options.batch_per_worker), loop, options)
         else:
-            own = self._own_factors(self.factors.skew / self.factors.link_bandwidth)
-            own |= dict.fromkeys(_ROWS, own[OpKind.ALL_TO_ALL_ROWS] * self._duplication(loop))
-            found = self._timed(self.workload.demands(loop, None, options), own, loop)
+            return self._recorded(loop, None, options)
         return {kind: replace(each, origin="assumed") if kind in touched else each for kind, each in found.items()}
 
     def costs(self, loop: Loop, cluster: Cluster | None, options: Options) -> OpCosts:
         """See `Workload.costs`."""
-        return costs_of(self.demands(loop, cluster, options), loop, cluster, options)
+        if not isinstance(self.workload, TraceWorkload):
+            return costs_of(self.demands(loop, cluster, options), loop, cluster, options)
+        # recorded times ask nothing of the hardware: a cluster has scaled the transfers
+        found = costs_of(self._recorded(loop, cluster, options), loop, None, options)
+        assert isinstance(found.costs, TimedCosts)
+        costs = replace(found.costs, host=self.workload.host(loop))
+        return replace(found, costs=costs, op_ns=costs.op_ns)
+
+    def _recorded(self, loop: Loop, cluster: Cluster | None, options: Options) -> dict[OpKind, Demand]:
+        """A trace's times by factors, transfers as on the cluster's network where there is one."""
+        touched = self.touched(loop)
+        own = self._own_factors(self.factors.skew / self.factors.link_bandwidth)
+        own |= dict.fromkeys(_ROWS, own[OpKind.ALL_TO_ALL_ROWS] * self._duplication(loop))
+        found = self._timed(self.workload.demands(loop, cluster, options), own, loop)
+        return {kind: replace(each, origin="assumed") if kind in touched else each for kind, each in found.items()}
 
     def touched(self, loop: Loop) -> frozenset[OpKind]:
         """The kinds that no longer rest on the workload alone."""

@@ -15,13 +15,12 @@ from functools import cache, cached_property
 from typing import Any, Final, NamedTuple, TypeAlias, get_args
 
 import msgspec
-import pandas as pd
 
-from nestpipe.base import CaseError, DeadlockError, ScheduleError, explain, unknown_name
+from nestpipe.base import CaseError, DeadlockError, NestPipeError, ScheduleError, explain, unknown_name
 from nestpipe.checks import num_micro_batches_to_check, require_safe
 from nestpipe.ir import Loop, OpKind, Resource, with_micro_batches
 from nestpipe.schedules import load
-from sim.costs import CaseWorkload, ModelWorkload, TraceWorkload
+from sim.costs import CaseWorkload, ModelWorkload, TraceWorkload, anchored_trace
 from sim.scenario.assumptions import check_assumptions
 from sim.scenario.file import Scenario
 from sim.scenario.sections import ClusterChoice, Keys, Range, WorkloadChoice
@@ -334,7 +333,7 @@ def _workload(choice: WorkloadChoice) -> CaseWorkload | ModelWorkload | TraceWor
     if choice.case is not None:
         return CaseWorkload.of(choice.case)
     if choice.trace is not None:
-        return TraceWorkload(frame=_durations(choice.trace), batch_per_worker=choice.recorded_batch_per_worker)
+        return _trace(choice.trace, choice.recorded_batch_per_worker)
     assert choice.model is not None
     keys = None if choice.keys is None else _ratios(choice.keys)
     return ModelWorkload(model=preset(choice.model, choice.model_sizes), keys=keys)
@@ -348,11 +347,14 @@ def _ratios(keys: Keys) -> KeyRatios:
     return KeyRatios(files, drawn=keys.resample, seed=keys.seed)
 
 
-def _durations(trace: str) -> pd.DataFrame:
-    """The rows of a trace table that say how long a known op took."""
-    frame = read_table(trace).frame
-    kinds = [kind.value for kind in OpKind]
-    return frame[frame["kind"].astype(str).isin(kinds) & frame["duration_ns"].notna()].reset_index(drop=True)
+def _trace(path: str, batch_per_worker: int | None) -> TraceWorkload:
+    """A trace table, with its host and its anchor where it shows them; else the times of the ops that it knows."""
+    frame = read_table(path).frame
+    try:
+        return anchored_trace(frame, batch_per_worker=batch_per_worker)[0]
+    except NestPipeError:
+        known = frame["kind"].astype(str).isin([kind.value for kind in OpKind]) & frame["duration_ns"].notna()
+        return TraceWorkload(frame=frame[known].reset_index(drop=True), batch_per_worker=batch_per_worker)
 
 
 def _staleness(loop: Loop) -> int | str:

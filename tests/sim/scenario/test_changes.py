@@ -9,6 +9,7 @@ import pytest
 from nestpipe.ir import OpKind, unroll
 from nestpipe.schedules import load, names
 from nestpipe.timeline.metrics import measure
+from sim.costs.anchored import anchored_trace
 from sim.costs.case import CaseWorkload
 from sim.costs.run import run
 from sim.costs.workload import Options
@@ -16,13 +17,15 @@ from sim.engine.costs import Jitter, TimedCosts
 from sim.engine.engine import simulate
 from sim.engine.folding import World
 from sim.engine.recursion import rank_step_ns
+from sim.scenario.changes import Changed
 from sim.scenario.evaluate import Evaluator
 from sim.scenario.file import load_scenario
 from sim.scenario.grid import Grid
 from sim.scenario.memory import buffer_sizes, memory_need
-from sim.scenario.sections import Factors
+from sim.scenario.sections import Factors, MicroBatching
 from tests.sim.scenario.scenarios import PLAIN, PRICED, RANDOM, grid, scenario, write
 from topologies.cluster import load_cluster
+from traces.formats.importing import import_traces
 from traces.workloads.case import batch_times, growth_laws, load_case
 
 CASE = load_case("nestpipe_paper")
@@ -210,3 +213,16 @@ def test_a_trace_plans_from_what_was_recorded(tmp_path: Path) -> None:
     assert "recorded on 16 ranks and says nothing of a network that joins 64" in rows[1]["reason"]
     nested = next(row for row in rows if row["schedule"] == "nestpipe")
     assert nested["step_ms"] < rows[0]["step_ms"]
+
+
+def test_a_recorded_job_keeps_its_host_in_a_scenario(shared_data: Path) -> None:
+    frame = import_traces(sorted((shared_data / "real/kineto/dlrm_v100x8").glob("*.json.gz"))).table.frame
+    workload, _ = anchored_trace(frame)
+    changed = Changed(workload=workload, factors=Factors(), micro_batching=MicroBatching())
+    options = Options(world_size=8)
+    for name in ("sparse_dist", "dbp"):
+        own = run(load(name), workload, None, options)
+        within = run(load(name), changed, None, options)
+        assert within.step_ns == own.bound.step_ns
+        assert within.metrics.step_latency_ms == own.metrics.step_latency_ms
+        assert "host of backward" in within.bound.text()
