@@ -17,6 +17,7 @@ from nestpipe.base import TraceError
 __all__ = [
     "ReadsBytes",
     "load_json",
+    "open_buffered",
     "open_bytes",
     "parse_json",
     "quantity",
@@ -50,7 +51,7 @@ def unreadable(path: str | os.PathLike[str], error: Exception) -> TraceError:
     return TraceError(f"{path}: cannot be read: {error}")
 
 
-class _Unpacked:
+class _Unpacked(io.RawIOBase):
     """The unpacked bytes of a gzip file, all that a file cut short still holds; then the error.
 
     `gzip.GzipFile` gives up with the last buffer unread, which for a small file is everything.
@@ -62,7 +63,16 @@ class _Unpacked:
         self._packed = b""
         self._started = False
 
-    def read(self, size: int = -1) -> bytes:
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Up to the buffer's length, for readers that want a file of Python's."""
+        part = self.read(len(buffer))
+        buffer[: len(part)] = part
+        return len(part)
+
+    def read(self, size: int = -1, /) -> bytes:
         """Up to `size` bytes, or everything; b"" at the end.
 
         Raises:
@@ -94,7 +104,18 @@ class _Unpacked:
 
 
 @contextmanager
-def open_bytes(path: str | os.PathLike[str]) -> Iterator[ReadsBytes]:
+def open_buffered(path: str | os.PathLike[str]) -> Iterator[io.BufferedReader]:
+    """The same as a buffered file, for readers that go by lines or pieces; whatever is damaged fails as a whole.
+
+    Raises:
+        TraceError: as `open_bytes`.
+    """
+    with open_bytes(path) as file:
+        yield file if isinstance(file, io.BufferedReader) else io.BufferedReader(file)
+
+
+@contextmanager
+def open_bytes(path: str | os.PathLike[str]) -> Iterator[io.BufferedReader | io.RawIOBase]:
     """The bytes of `path`, unpacked where the content (not the name) says gzip.
 
     Raises:

@@ -1,22 +1,21 @@
-"""What a key file looks like, from its first lines, and how to open one: plain or gzip, damaged or not."""
+"""What a key file looks like, from its first lines."""
 
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import re
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from nestpipe.base import TraceError
+from traces.formats.reading import open_bytes
 
-__all__ = ["KeyFileLayout", "KeyFormat", "check_indices", "detect_layout", "is_index", "open_key_file", "readable"]
+__all__ = ["KeyFileLayout", "KeyFormat", "check_indices", "detect_layout", "is_index", "readable"]
 
 _SNIFF_BYTES = 1 << 16
 _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?|[0-9a-fA-F]{8,16}")
@@ -90,7 +89,7 @@ def detect_layout(path: str | Path) -> KeyFileLayout:
         TraceError: the file is missing, empty, damaged or not a key file.
     """
     path = Path(path)
-    with readable(path), open_key_file(path) as file:
+    with readable(path), open_bytes(path) as file:
         head = file.read(_SNIFF_BYTES)
     try:
         text = io.IncrementalNewlineDecoder(None, translate=True).decode(_utf8_prefix(head))
@@ -212,13 +211,6 @@ def check_indices(path: Path, line: str, number: int) -> None:
             )
 
 
-def open_key_file(path: Path) -> IO[bytes]:
-    """The content of a file, unpacked if it starts like a gzip file."""
-    with path.open("rb") as file:
-        packed = file.read(2) == b"\x1f\x8b"
-    return gzip.GzipFile(path) if packed else path.open("rb")  # type: ignore[return-value]
-
-
 class readable:  # noqa: N801 - read as a verb where it is used
     """Turns what a damaged or missing file raises into a `TraceError` with the path."""
 
@@ -233,8 +225,6 @@ class readable:  # noqa: N801 - read as a verb where it is used
 
         if isinstance(error, UnicodeDecodeError):
             raise TraceError(f"{self._path}: not a key file: expected UTF-8 text, got binary data") from None
-        if isinstance(error, EOFError | zlib.error | gzip.BadGzipFile):
-            raise TraceError(f"{self._path}: damaged or truncated gzip file: {error}") from None
         if isinstance(error, pa.ArrowInvalid):
             raise TraceError(f"{self._path}: cannot be read as a table of keys: {str(error)[:200]}") from None
         if isinstance(error, OSError):

@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nestpipe.base import TraceError, unknown_name
-from traces.keys.layout import KeyFileLayout, KeyFormat, check_indices, detect_layout, is_index, open_key_file, readable
+from traces.formats.reading import open_buffered
+from traces.keys.layout import KeyFileLayout, KeyFormat, check_indices, detect_layout, is_index, readable
 from traces.keys.stream import KeyStream, join_streams, offsets_of, text_key
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ def _table_parts(
 
     text = pa.string()
     read = list(dict.fromkeys((*names, *numbers)))
-    with readable(path), open_key_file(path) as raw:
+    with readable(path), open_buffered(path) as raw:
         file = _SingleTabs(raw) if layout.delimiter == "::" else raw
         reader = pcsv.open_csv(
             file,
@@ -209,7 +210,7 @@ def _key_of_text(text: str) -> int:
 
 def _line_blocks(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Runs of whole lines with the number of the first."""
-    with readable(path), open_key_file(path) as raw:
+    with readable(path), open_buffered(path) as raw:
         text = io.TextIOWrapper(raw, encoding="utf-8-sig")
         number = 1
         while lines := text.readlines(_BLOCK_BYTES):

@@ -198,7 +198,7 @@ def test_damaged_input_is_refused_with_its_path(tmp_path: Path, name: str) -> No
 
 
 def test_missing_file_folder_and_unknown_column(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match=r"nosuch\.csv: cannot be read: No such file"):
+    with pytest.raises(TraceError, match=r"nosuch\.csv: no such file"):
         read_keys(tmp_path / "nosuch.csv")
     with pytest.raises(TraceError, match=r"cannot be read"):
         read_keys(tmp_path)
