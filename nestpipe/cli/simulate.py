@@ -263,7 +263,9 @@ def _text(result: dict[str, Any]) -> str:
     base = f"{result['scaling_efficiency_relative_to']:,} workers"
     limit = result["limit"]
     bound_ms = ns_to_ms(limit["step_ns"])
+    note = result["steady"]["note"]
     lines = [
+        *([] if note is None else [f"# steady state: {note}"]),
         f"# speedup over {result['speedup_relative_to']}, scaling efficiency relative to {base}",
         results(table(result["rows"])),
         "",

@@ -92,6 +92,15 @@ class Window:
             )
         return cls(first=first, last=last)
 
+    def whole(self, period: int) -> Window:
+        """The last steps of this window that are a multiple of a period; this window if it is shorter.
+
+        >>> Window(first=9, last=16).whole(3)
+        Window(first=10, last=16)
+        """
+        steps = self.steps // period * period
+        return Window(first=self.last - steps, last=self.last) if steps else self
+
     @property
     def steps(self) -> int:
         """Number of steps in the window."""
@@ -144,12 +153,15 @@ def step_ends(timeline: Timeline) -> tuple[npt.NDArray[np.int64], npt.NDArray[np
 def steady_window(timeline: Timeline) -> Window:
     """The second half of the steps, less the epilogue, in which the pipeline no longer prefetches.
 
+    Of a simulated Timeline whose steady state repeats every few steps, a multiple of them.
+
     Raises:
         TraceError: if fewer than two steps are left.
     """
     steps, _ = step_ends(timeline)
     ahead = int((timeline.columns["batch"] - timeline.columns["step"]).max())
-    return Window.of(len(steps), first=int(steps.min()), last=int(steps.max()), ahead=ahead)
+    window = Window.of(len(steps), first=int(steps.min()), last=int(steps.max()), ahead=ahead)
+    return window.whole(timeline.meta.get("period", 1))
 
 
 def partition(timeline: Timeline, window: Window | None = None) -> pd.DataFrame:

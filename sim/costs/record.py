@@ -112,6 +112,7 @@ def _result(run: Run, status: str, compared: dict[str, float]) -> dict[str, Any]
             "text": run.bound.text(),
         },
         "critical_cycle_rests_on": run.rests_on,
+        "steady": run.steady | {"note": run.steady_note},
     }
 
 

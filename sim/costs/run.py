@@ -10,21 +10,39 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from nestpipe.base import NS_PER_MS, CaseError, shares_by_origin
 from nestpipe.checks import require_safe
-from nestpipe.ir import Loop, OpKind, refuse_parts, unroll
-from nestpipe.timeline import StepMetrics, Timeline, measure
+from nestpipe.ir import COLLECTIVES, Loop, Op, OpKind, refuse_parts, unroll
+from nestpipe.timeline import StepMetrics, Timeline, measure, steady_window, step_ends
 from sim.costs.hardware import HardwareCosts
 from sim.costs.workload import OpCosts, Options, Workload, batch_ns
-from sim.engine import HOST, Bound, CycleStep, HostLane, TimedCosts, World, max_cycle_ratio, rank_step_ns, simulate
+from sim.engine import (
+    HOST,
+    Bound,
+    CycleStep,
+    HostLane,
+    Start,
+    TimedCosts,
+    World,
+    max_cycle_ratio,
+    rank_step_ns,
+    simulate,
+    steady_start,
+)
 from topologies.cluster import Cluster
 
 if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = ["Run", "require_runnable", "run"]
+
+
+#: The largest change of pace, between the halves of its window, of a run that counts as steady.
+_DRIFT_MAX: Final = 1e-3
+#: The most steps that a run is lengthened to.
+_STEPS_MAX: Final = 320
 
 
 def require_runnable(loop: Loop) -> None:
@@ -55,11 +73,64 @@ class Run:
     meta: Mapping[str, Any]
 
     @cached_property
+    def start(self) -> Start:
+        """Where the run starts so that its steps are steady ones; see `sim.engine.steady`."""
+        if self.ops.op_ns is None:
+            return Start(steps=self.options.steps)
+        return steady_start(self.loop, self.options.steps, self.ops.op_ns, self.bound)
+
+    @cached_property
     def timeline(self) -> Timeline:
-        """When each op ran."""
-        program = unroll(self.loop, self.options.steps)
-        fold_ranks = self.options.fold_ranks
-        return self.ops.finish(simulate(program, self.ops.costs, self.world, fold_ranks=fold_ranks, meta=self.meta))
+        """When each op ran. Where ops share what they use, as many steps as it takes until their pace holds."""
+        steps = self.start.steps or self.options.steps
+        found = self._simulate(steps)
+        if isinstance(self.ops.costs, HardwareCosts) and not self.options.jitter.is_random:
+            while self._drift(found) > _DRIFT_MAX and 2 * steps <= _STEPS_MAX:
+                steps *= 2
+                found = self._simulate(steps)
+        return found
+
+    def _simulate(self, steps: int) -> Timeline:
+        start = self.start
+        found = simulate(
+            unroll(self.loop, steps),
+            self.ops.costs,
+            self.world,
+            fold_ranks=self.options.fold_ranks,
+            earliest_ns=start.earliest_ns,
+            meta={**self.meta, **({"period": start.period} if start.period > 1 else {})},
+        )
+        return self.ops.finish(found)
+
+    def _drift(self, timeline: Timeline) -> float:
+        """How much the pace of the second half of the steady steps differs from that of the first, relative to it."""
+        window = steady_window(timeline)
+        half = window.steps // 2 // self.start.period * self.start.period
+        if not half:
+            return 0.0
+        steps, ends = step_ends(timeline)
+        at = {int(step): i for i, step in enumerate(steps)}
+        last, middle, first = (int(ends[:, at[window.last - n * half]].max()) for n in range(3))
+        return abs((last - middle) / max(1, middle - first) - 1)
+
+    @cached_property
+    def steady(self) -> dict[str, Any]:
+        """How many steps were run, whether they had to start in the steady state, and by how much their pace drifts."""
+        return {
+            "steps": self.timeline.meta["steps"],
+            "starts_steady": bool(self.start.earliest_ns),
+            "drift": None if self.options.jitter.is_random else self._drift(self.timeline),
+        }
+
+    @property
+    def steady_note(self) -> str | None:
+        """In words what was done to show a steady step; None where the steps that were asked for show it."""
+        found, asked = self.steady, self.options.steps
+        notes = [f"{asked} steps would not reach it, so the run starts in it"] if found["starts_steady"] else []
+        notes += [f"{found['steps']} steps run instead of {asked}"] if found["steps"] != asked else []
+        if (found["drift"] or 0.0) > _DRIFT_MAX:
+            notes.append(f"not reached: the pace still changes by {found['drift']:.2%} between halves of the window")
+        return "; ".join(notes) or None
 
     @cached_property
     def metrics(self) -> StepMetrics:
@@ -106,7 +177,7 @@ class Run:
             return self.metrics.step_latency_ms * NS_PER_MS
         if not self.options.jitter.is_random:
             return float(self.bound.step_ns)
-        return float(rank_step_ns(self.loop, self.options.steps, self.ops.costs, self.world).mean())
+        return float(rank_step_ns(self.loop, self.options.steps, self.ops.costs, self.world, self.start).mean())
 
     @property
     def stages(self) -> pd.DataFrame | None:

@@ -10,6 +10,7 @@ from sim.engine.host import HOST, Awaited, HostLane, issue_order
 from sim.engine.maxmin import MaxMin
 from sim.engine.recursion import rank_step_ns
 from sim.engine.replay import Scales, replay
+from sim.engine.steady import Start, steady_start
 
 __all__ = [
     "HOST",
@@ -26,6 +27,7 @@ __all__ = [
     "Jitter",
     "MaxMin",
     "Scales",
+    "Start",
     "TimedCosts",
     "Work",
     "World",
@@ -35,4 +37,5 @@ __all__ = [
     "rank_step_ns",
     "replay",
     "simulate",
+    "steady_start",
 ]

@@ -20,7 +20,7 @@ import numpy as np
 import simpy
 
 from nestpipe.base import CaseError, DeadlockError, ScheduleError
-from nestpipe.ir import COLLECTIVES, GROUPS, Op, OpKind, Program, Resource, op_name, program_graph
+from nestpipe.ir import COLLECTIVES, GROUPS, Op, OpKind, OpRef, Program, Resource, op_name, program_graph
 from nestpipe.timeline import Timeline, build
 from sim.engine.costs import Costs, SharedCosts, Work
 from sim.engine.folding import Actors, World, fold, unfolded
@@ -37,6 +37,7 @@ def simulate(
     world: World,
     *,
     fold_ranks: bool = True,
+    earliest_ns: Mapping[OpRef, int] | None = None,
     meta: Mapping[str, Any] | None = None,
 ) -> Timeline:
     """The Timeline of `program` on every rank of `world`.
@@ -46,6 +47,7 @@ def simulate(
         costs: the work of each op.
         world: number of ranks and size of a domain.
         fold_ranks: simulate one representative per class of ranks that are alike. The result is the same either way.
+        earliest_ns: ops that do not start before a time, see `sim.engine.steady`.
         meta: further facts to carry in the Timeline's `meta`.
 
     Raises:
@@ -61,7 +63,7 @@ def simulate(
         actors = fold(world, resources, None if colours is None else np.asarray(colours, dtype=np.int64), partitions)
     else:
         actors = unfolded(world, resources, partitions)
-    run = _Run.of(program, costs, actors)
+    run = _Run.of(program, costs, actors, earliest_ns or {})
     if shared is not None:
         shared.bind(run.env, actors)
     try:
@@ -113,6 +115,7 @@ class _Run:
     costs: Costs
     actors: Actors
     members: dict[tuple[Resource, int], list[int]]
+    earliest: dict[int, int]
     starts: list[array[int]] = field(default_factory=list)
     ends: list[array[int]] = field(default_factory=list)
     waits: list[array[int]] = field(default_factory=list)
@@ -123,7 +126,7 @@ class _Run:
     gates: list[dict[int, tuple[simpy.Event, simpy.Event, simpy.Event]]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, program: Program, costs: Costs, actors: Actors) -> _Run:
+    def of(cls, program: Program, costs: Costs, actors: Actors, earliest_ns: Mapping[OpRef, int]) -> _Run:
         members: dict[tuple[Resource, int], list[int]] = {}
         for resource in {stream.resource for stream in program.streams} & GROUPS:
             for actor, group in enumerate(actors.groups[resource].tolist()):
@@ -136,6 +139,7 @@ class _Run:
             costs=costs,
             actors=actors,
             members=members,
+            earliest={i: earliest_ns[op.ref] for i, op in enumerate(program.ops) if op.ref in earliest_ns},
         )
         blank = array("q", [_NOT_YET]) * len(run.ops)
         for _ in range(len(actors.ranks)):
@@ -181,6 +185,8 @@ class _Run:
                     if other not in done:
                         done[other] = env.event()
                     yield done[other]
+            if self.earliest.get(i, 0) > env.now:
+                yield env.timeout(self.earliest[i] - env.now)
             gate = gates.get(i)
             if gate is not None:
                 yield gate[0]

@@ -10,22 +10,24 @@ Source: Baccelli, Cohen, Olsder, Quadrat, Synchronization and Linearity (1992), 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from nestpipe.base import CaseError, DeadlockError, ScheduleError
-from nestpipe.ir import COLLECTIVES, Loop, Op, OpKind, Resource, op_name, program_graph, unroll
+from nestpipe.ir import COLLECTIVES, Loop, Op, OpKind, OpRef, Resource, op_name, program_graph, unroll
 from nestpipe.timeline import Window
 from sim.engine.costs import TimedCosts
 from sim.engine.folding import World
+from sim.engine.steady import Start
 
 __all__ = ["rank_step_ns"]
 
+_EMPTY: Final = Start()
 Int64: TypeAlias = npt.NDArray[np.int64]
 
 
@@ -43,7 +45,9 @@ class _Plan:
     last_use: tuple[int, ...]
 
 
-def rank_step_ns(loop: Loop, steps: int, costs: TimedCosts, world: World) -> npt.NDArray[np.float64]:
+def rank_step_ns(
+    loop: Loop, steps: int, costs: TimedCosts, world: World, start: Start = _EMPTY
+) -> npt.NDArray[np.float64]:
     """Mean time between the ends of successive steady steps of each rank; float64 (world_size,), nanoseconds.
 
     Args:
@@ -51,26 +55,27 @@ def rank_step_ns(loop: Loop, steps: int, costs: TimedCosts, world: World) -> npt
         steps: batches to run.
         costs: given durations, with their jitter.
         world: ranks and domains.
+        start: how the run begins, by default with empty buffers.
 
     Raises:
         DeadlockError: if the program cannot finish.
         TraceError: if the steps leave no steady state.
     """
-    plan = _plan(loop, steps)
+    plan = _plan(loop, start.steps or steps)
     updates = any(op.kind is OpKind.UPDATE for op in plan.ops)
     ends: dict[int, Int64] = {}
-    for op, end in _walk(plan, costs, world):
+    for op, end in _walk(plan, costs, world, start.earliest_ns):
         if not updates or op.kind is OpKind.UPDATE:
             step = op.batch if updates else op.step
             ends[step] = np.maximum(ends.get(step, 0), end)
     ahead = max(op.batch - op.step for op in plan.ops)
-    window = Window.of(len(ends), first=min(ends), last=max(ends), ahead=ahead)
+    window = Window.of(len(ends), first=min(ends), last=max(ends), ahead=ahead).whole(start.period)
     if not updates:
         ends = {step: np.max([ends[s] for s in ends if s <= step], axis=0) for step in (window.first, window.last)}
     return (ends[window.last] - ends[window.first]) / window.steps
 
 
-def _walk(plan: _Plan, costs: TimedCosts, world: World) -> Iterator[tuple[Op, Int64]]:
+def _walk(plan: _Plan, costs: TimedCosts, world: World, earliest_ns: Mapping[OpRef, int]) -> Iterator[tuple[Op, Int64]]:
     """Each op with its end on every rank, int64 (world_size,)."""
     local = np.array([0 if op.kind in COLLECTIVES else costs.op_ns(op) for op in plan.ops], dtype=np.float64)
     factors = np.stack([costs.jitter.factors(len(plan.ops), rank) for rank in range(world.world_size)], axis=1)
@@ -84,7 +89,7 @@ def _walk(plan: _Plan, costs: TimedCosts, world: World) -> Iterator[tuple[Op, In
     ends: dict[int, Int64] = {}
     for place, i in enumerate(plan.order):
         op = plan.ops[i]
-        start = zero
+        start = zero + earliest_ns.get(op.ref, 0) if earliest_ns else zero
         for other in plan.before[i]:
             start = np.maximum(start, ends[other])
         if op.kind in COLLECTIVES:
