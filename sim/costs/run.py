@@ -6,15 +6,18 @@ neither does a step time with jitter where ops share nothing.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from nestpipe.base import NS_PER_MS, CaseError, shares_by_origin
 from nestpipe.checks import require_safe
 from nestpipe.ir import COLLECTIVES, Loop, Op, OpKind, refuse_parts, unroll
+from nestpipe.timeline import StepMetrics, Timeline, measure, steady_window, step_ends
 from nestpipe.timeline import StepMetrics, Timeline, measure, steady_window, step_ends
 from sim.costs.hardware import HardwareCosts
 from sim.costs.workload import OpCosts, Options, Workload, batch_ns
@@ -74,17 +77,25 @@ class Run:
 
     @cached_property
     def start(self) -> Start:
-        """Where the run starts so that its steps are steady ones; see `sim.engine.steady`."""
-        if self.ops.op_ns is None:
+        """Where the run starts so that its steps are steady ones: at the pace of its slowest rank."""
+        alone = self.ops.op_ns
+        if alone is None:
             return Start(steps=self.options.steps)
-        return steady_start(self.loop, self.options.steps, self.ops.op_ns, self.bound)
+        factor = max(self.options.jitter.stragglers.values(), default=1.0)
+        if factor <= 1 or math.isinf(factor):  # the simulation refuses what is infinite
+            return steady_start(self.loop, self.options.steps, alone, self.bound)
+
+        def slowed(op: Op) -> int:
+            return alone(op) if op.kind in COLLECTIVES else round(alone(op) * Fraction(factor))
+
+        return steady_start(self.loop, self.options.steps, slowed, max_cycle_ratio(self.loop, slowed))
 
     @cached_property
     def timeline(self) -> Timeline:
         """When each op ran. Where ops share what they use, as many steps as it takes until their pace holds."""
         steps = self.start.steps or self.options.steps
         found = self._simulate(steps)
-        if isinstance(self.ops.costs, HardwareCosts) and not self.options.jitter.is_random:
+        if isinstance(self.ops.costs, HardwareCosts) and not self.options.jitter.cv:
             while self._drift(found) > _DRIFT_MAX and 2 * steps <= _STEPS_MAX:
                 steps *= 2
                 found = self._simulate(steps)
@@ -119,7 +130,7 @@ class Run:
         return {
             "steps": self.timeline.meta["steps"],
             "starts_steady": bool(self.start.earliest_ns),
-            "drift": None if self.options.jitter.is_random else self._drift(self.timeline),
+            "drift": None if self.options.jitter.cv else self._drift(self.timeline),
         }
 
     @property
