@@ -18,7 +18,6 @@ from nestpipe.base import NS_PER_MS, CaseError, shares_by_origin
 from nestpipe.checks import require_safe
 from nestpipe.ir import COLLECTIVES, Loop, Op, OpKind, refuse_parts, unroll
 from nestpipe.timeline import StepMetrics, Timeline, measure, steady_window, step_ends
-from nestpipe.timeline import StepMetrics, Timeline, measure, steady_window, step_ends
 from sim.costs.hardware import HardwareCosts
 from sim.costs.workload import OpCosts, Options, Workload, batch_ns
 from sim.engine import (
