@@ -78,7 +78,7 @@ class Run:
     def start(self) -> Start:
         """Where the run starts so that its steps are steady ones: at the pace of its slowest rank."""
         alone = self.ops.op_ns
-        if alone is None:
+        if alone is None or getattr(self.ops.costs, "host", None) is not None:  # host calls: another pace
             return Start(steps=self.options.steps)
         factor = max(self.options.jitter.stragglers.values(), default=1.0)
         if factor <= 1 or math.isinf(factor):  # the simulation refuses what is infinite
