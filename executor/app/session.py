@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import math
 import os
 import sys
@@ -17,7 +18,7 @@ import torch
 from executor.app.options import ModelKind, RunOptions
 from executor.models import AreaUnderCurve, area_under_curve
 from executor.options import Scope, option
-from executor.runtime import Trainer, counters, gather_timeline, save, state_digests, step_times_ms
+from executor.runtime import Trainer, counters, gather_timeline, remove_drafts, save, state_digests, step_times_ms
 from nestpipe.base import ExecutorError, ns_to_s
 from nestpipe.ir import OpKind
 from nestpipe.timeline import write_timeline
@@ -56,7 +57,10 @@ class Outputs:
             raise ExecutorError("checkpoint_every and resume need a checkpoint directory; give --checkpoint")
 
     def prepare(self) -> str | None:
-        """Make the folders, so that an unwritable output is known before training; the problem, if any."""
+        """Make the folders, so that an unwritable output is known before training; the problem, if any.
+
+        Drafts of these outputs that a killed run has left are removed.
+        """
         folders = (self.checkpoint, self.chrome, None if self.timeline is None else self.timeline.parent)
         for folder in filter(None, folders):
             try:
@@ -67,6 +71,11 @@ class Outputs:
                 return f"{folder}: not writable; choose another"
         if self.timeline is not None and self.timeline.is_dir():
             return f"{self.timeline}: --timeline expects a file, this is a folder"
+        if self.checkpoint is not None:
+            remove_drafts(self.checkpoint)
+        if self.timeline is not None:
+            for draft in self.timeline.parent.glob(f".{glob.escape(self.timeline.name)}.????????"):
+                draft.unlink(missing_ok=True)
         return None
 
 

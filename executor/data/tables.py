@@ -172,14 +172,15 @@ class HostStore:
     def _allocate(self, name: str, num_rows: int, width: int) -> Tensor:
         if self.directory is None or num_rows * width == 0:
             return torch.zeros(num_rows, width)
+        path = self.directory / f"{name}.bin"
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            path = self.directory / f"{name}.bin"
             with path.open("wb") as file:
                 # a sparse file would end the process with SIGBUS when the disk is full
                 os.posix_fallocate(file.fileno(), 0, num_rows * width * _VALUE_BYTES)
             flat = torch.from_file(str(path), shared=True, size=num_rows * width)
         except (OSError, RuntimeError) as error:
+            path.unlink(missing_ok=True)
             size = bytes_text(num_rows * width * _VALUE_BYTES)
             raise ExecutorError(
                 f"{self.directory}: cannot map {size} there: {error}; choose another --storage"

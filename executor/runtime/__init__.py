@@ -1,6 +1,6 @@
 """Running a program: lanes, ops, buffers, process groups, checkpoints, and watching over them."""
 
-from executor.runtime.checkpoint import latest, restore, save
+from executor.runtime.checkpoint import latest, remove_drafts, restore, save
 from executor.runtime.cursor import plan_lanes
 from executor.runtime.digests import state_digests
 from executor.runtime.groups import ProcessGroups, join_world
@@ -30,6 +30,7 @@ __all__ = [
     "join_world",
     "latest",
     "plan_lanes",
+    "remove_drafts",
     "restore",
     "save",
     "state_digests",

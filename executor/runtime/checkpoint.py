@@ -28,7 +28,7 @@ from executor.runtime.trainer import Trainer
 from nestpipe.base import ExecutorError, replace_folder
 from nestpipe.ir import Data
 
-__all__ = ["latest", "restore", "save"]
+__all__ = ["latest", "remove_drafts", "restore", "save"]
 
 _STATES = (("rows", Data.TABLE), ("moments", Data.OPTIMIZER))
 
@@ -143,6 +143,17 @@ def _publish(trainer: Trainer, draft: Path, final: Path, digests: dict[str, str]
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def remove_drafts(directory: Path) -> None:
+    """Remove what a run that was killed while it wrote a checkpoint has left; a checkpoint set aside comes back."""
+    for old in directory.glob(".batch-*.old.*"):
+        final = directory / old.name[1:].partition(".old.")[0]
+        if not final.exists() and (old / "folder").is_dir():
+            os.replace(old / "folder", final)
+        shutil.rmtree(old, ignore_errors=True)
+    for draft in directory.glob(".batch-*.partial"):
+        shutil.rmtree(draft, ignore_errors=True)
 
 
 def latest(directory: Path) -> Path | None:

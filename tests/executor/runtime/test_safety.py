@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import resource
+import signal
 import socket
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -111,11 +115,41 @@ def test_a_full_disk_at_a_checkpoint_ends_every_rank_and_leaves_nothing(tmp_path
     assert list(directory.iterdir()) == []
 
 
+def _killed_before_a_checkpoint_is_published() -> None:
+    from executor.runtime import checkpoint
+
+    publish = checkpoint._publish
+
+    def killed_at_the_second(trainer: Trainer, *rest: Any) -> None:
+        if trainer.next_batch == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+        publish(trainer, *rest)
+
+    checkpoint._publish = killed_at_the_second
+
+
+def test_a_run_killed_within_a_checkpoint_goes_on_from_the_last_and_leaves_nothing(tmp_path: Path) -> None:
+    directory, timeline = tmp_path / "kept", tmp_path / "timeline.parquet"
+    arguments = [*GUARDED, "--checkpoint", str(directory), "--checkpoint-every", "2", "--timeline", str(timeline)]
+    ends = run_ranks([*arguments, "--steps", "6"], before=_killed_before_a_checkpoint_is_published)
+    assert (ends[0].code, ends[1].code) == (-9, 1)
+    assert sorted(path.name for path in directory.iterdir()) == [".batch-00000004.partial", "batch-00000002"]
+    (tmp_path / ".timeline.parquet.abcd_123").touch()
+    ends = run_ranks([*arguments, "--steps", "6", "--resume"])
+    assert [end.code for end in ends] == [0, 0]
+    assert sorted(path.name for path in directory.iterdir()) == [f"batch-0000000{batch}" for batch in (2, 4, 6)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["kept", "timeline.parquet"]
+    whole = run_ranks([*GUARDED, "--steps", "6"])
+    digests = [json.loads(each[0].stdout.splitlines()[-1])["digests"] for each in (ends, whole)]
+    assert digests[0] == digests[1]
+
+
 def test_tables_that_do_not_fit_the_disk_are_bad_input(tmp_path: Path) -> None:
     arguments = [*SMALL, "--num-rows", "4000", "--storage", str(tmp_path / "tables")]
     (end,) = run_ranks(arguments, before=_no_file_over_2_kib, world_size=1)
     assert end.code == 2
     assert "cannot map 125.00 KiB there: [Errno 27] File too large; choose another --storage" in end.stderr
+    assert [path for path in (tmp_path / "tables").rglob("*") if path.is_file()] == []
 
 
 # -- collectives that disagree -----------------------------------------------------------------------------------------
