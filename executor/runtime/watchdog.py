@@ -143,17 +143,22 @@ class Watchdog:
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._failing = False
+        self._turned = time.monotonic()
         self._thread = threading.Thread(target=self._loop, name="watchdog", daemon=True)
+        self._guard = threading.Thread(target=self._guard_store, name="watchdog-guard", daemon=True)
 
     def start(self) -> None:
         """Begin to watch; the other ranks know of this one from now on."""
         self._publish(0)
+        self._turned = time.monotonic()
         self._thread.start()
+        self._guard.start()
 
     def stop(self) -> None:
         """Stop watching, before the rank leaves."""
         self._ended.set()
         self._thread.join()
+        self._guard.join()
         faulthandler.cancel_dump_traceback_later()
 
     def watch(self, runtime: Runtime, domain_size: int) -> None:
@@ -212,9 +217,19 @@ class Watchdog:
     def _publish(self, beat: int) -> None:
         self._store.set(self._key(f"watchdog/{self.world.rank}"), _state_of(self._runtime, beat).text())
 
+    def _guard_store(self) -> None:
+        """End this process if the store does not answer: a stopped rank 0 keeps the connection and says nothing."""
+        patience_s = max(self.timeout_s, 2 * _LINGER_S)
+        while not self._ended.wait(_POLL_S):
+            if time.monotonic() - self._turned > patience_s:
+                message = f"rank {self.world.rank}: the store of rank 0 has not answered for {patience_s:g} s"
+                print(f"{message}; rank 0 is stopped or unreachable", file=sys.stderr, flush=True)
+                self._exit(1)
+
     def _loop(self) -> None:
         beat, seen, since = 0, -1, time.monotonic()
         while not self._ended.wait(_POLL_S):
+            self._turned = time.monotonic()
             faulthandler.dump_traceback_later(2 * self.timeout_s + 10, exit=True)
             beat += 1
             runtime = self._runtime

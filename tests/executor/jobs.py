@@ -173,6 +173,12 @@ def hung(op: Op) -> None:
     time.sleep(600)
 
 
+def stopped(op: Op) -> None:
+    """Stop as a debugger or a batch system stops a process: every connection stays open."""
+    del op
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
 def raising(op: Op) -> None:
     """Raise what a bug would."""
     raise ValueError(f"a bug in {op.kind}")

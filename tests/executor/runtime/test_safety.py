@@ -36,6 +36,7 @@ from tests.executor.jobs import (
     raising,
     run_ranks,
     slow,
+    stopped,
     without_wait,
 )
 
@@ -65,6 +66,18 @@ def test_a_hung_rank_is_named_with_what_the_others_wait_for() -> None:
         r"rank 1 was last seen in forward 1\.0 on stream compute, last completed", everything
     )
     assert re.search(r"stream comm, group world of ranks 0, 1, waits for rank 1|rank 1 failed", ends[0].stderr)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("rank", "named"),
+    [(0, "the store of rank 0 has not answered for 6 s; rank 0 is stopped"), (1, "rank 1 gives no sign of life")],
+)
+def test_a_stopped_rank_is_named_by_the_other(rank: int, named: str) -> None:
+    ends = run_ranks(GUARDED, fault=(stopped, rank, OpKind.BACKWARD, 1), timeout_s=40)
+    assert ends[rank].code is None
+    assert ends[1 - rank].code == 1
+    assert named in ends[1 - rank].stderr
 
 
 def test_a_raising_rank_ends_the_others_with_its_message() -> None:
