@@ -1,4 +1,7 @@
-"""What everything else stands on: errors, units, validated configuration, files, where a number comes from."""
+"""What everything else stands on: errors, units, validated configuration, files, where a number comes from.
+
+`nestpipe.base.refine` is imported by its path: it needs numpy, which most commands start without.
+"""
 
 from nestpipe.base.config import (
     AtLeastOne,
@@ -24,7 +27,6 @@ from nestpipe.base.errors import (
 )
 from nestpipe.base.files import atomic_file, atomic_folder, output_dir, replace_folder, write_text
 from nestpipe.base.provenance import ORIGINS, STATUSES, shares_by_origin
-from nestpipe.base.refine import Edges, equal_rows, refine
 from nestpipe.base.units import (
     BITS_PER_BYTE,
     GIB,
@@ -59,7 +61,6 @@ __all__ = [
     "Config",
     "Count",
     "DeadlockError",
-    "Edges",
     "ExecutorError",
     "NestPipeError",
     "NotNegative",
@@ -72,7 +73,6 @@ __all__ = [
     "atomic_folder",
     "bytes_text",
     "decode",
-    "equal_rows",
     "explain",
     "ms_to_ns",
     "ns_to_ms",
@@ -82,7 +82,6 @@ __all__ = [
     "parse_bytes",
     "parse_yaml",
     "read_yaml",
-    "refine",
     "replace_folder",
     "s_to_ns",
     "shares_by_origin",

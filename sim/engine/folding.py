@@ -14,7 +14,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nestpipe.base import Edges, TopologyError, equal_rows, refine
+from nestpipe.base import TopologyError
+from nestpipe.base.refine import Edges, equal_rows, refine
 from nestpipe.ir import GROUPS, RANKS_MAX, Resource, group_of, group_ranks
 
 __all__ = ["Actors", "World", "fold", "unfolded"]

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nestpipe.base import Edges, TopologyError, equal_rows, refine, s_to_ns
+from nestpipe.base import TopologyError, s_to_ns
+from nestpipe.base.refine import Edges, equal_rows, refine
 from sim.network.problem import Floats, Ints
 from sim.network.solve import flow_problem, run_rows
 from topologies.cluster import TierKind

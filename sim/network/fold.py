@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nestpipe.base import Edges, equal_rows, refine
+from nestpipe.base.refine import Edges, equal_rows, refine
 from sim.network.problem import FlowProblem, Ints
 
 __all__ = ["Folded", "fold"]
