@@ -12,7 +12,7 @@ import typer
 from nestpipe.base import NS_PER_MS, NestPipeError, TraceError, ns_to_us, unknown_name
 from nestpipe.cli._common import digest, provenance
 from nestpipe.cli._render import Format, Output, render
-from nestpipe.ir import show, with_micro_batches
+from nestpipe.ir import Loop, show, with_micro_batches
 from nestpipe.schedules import load, names
 from reports.runs import Column, parts, text
 from sim.costs import (
@@ -219,7 +219,11 @@ def _under_schedule(
         world_size=options.world_size,
         seed=seed,
     )
-    result = {"anchor": anchored, **_result(run(loop, workload, None, options))}
+    result = {
+        "anchor": anchored,
+        **_result(run(loop, workload, None, options)),
+        "without_latest_rank": _without_latest(loop, workload, options, found),
+    }
     render(
         output,
         facts=facts,
@@ -259,6 +263,17 @@ def _host(run: Run, costs: TraceCosts) -> dict[str, Any] | None:
     return {"busiest_ms": ms, "share_of_step": share, "bounds_the_step": share >= _HOST_BOUND}
 
 
+def _without_latest(
+    loop: Loop, workload: TraceWorkload, options: Options, found: Anchor | None
+) -> dict[str, Any] | None:
+    """The step if the rank that others wait for most had a host like theirs; None where none is late."""
+    if found is None or not found.late_ms:
+        return None
+    late = next(iter(found.late_ms))
+    even = run(loop, workload.without_rank(late), None, options)
+    return {"rank": late, "step_latency_ms": even.metrics.step_latency_ms, "status": "assumed"}
+
+
 def _host_lines(host: dict[str, Any] | None) -> list[str]:
     if host is None:
         return []
@@ -277,6 +292,11 @@ def _run_lines(result: dict[str, Any], schedule: str) -> list[str]:
         parts({schedule: result["parts_ms"]}, title="Where the step goes"),
         f"\nWhat limits this step: {result['limit']}",
         *_host_lines(result["host"]),
+        *(
+            [f"Without rank {even['rank']}, the latest, it would take {even['step_latency_ms']:.3f} ms (assumed)"]
+            if (even := result["without_latest_rank"]) is not None
+            else []
+        ),
         f"It rests on numbers that are {words}{of}{nothing}",
         "\nAssumed:",
         *(f"  {each}" for each in result["assumptions"]),

@@ -11,7 +11,7 @@ critical path that rests on each origin is worked out from `TraceCosts.origin`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -186,6 +186,15 @@ class TraceWorkload:
     def host(self, loop: Loop) -> HostLane | None:
         """The thread that issues the ops of a schedule; None where the trace does not show it."""
         return None if self.use is None else _lane(self.use, loop)
+
+    def without_rank(self, rank: int) -> TraceWorkload:
+        """The same without the host of a rank: the other recorded hosts stand for it."""
+        ranks = sorted({int(each) for each in self.frame["rank"].fillna(0)})
+        if self.use is None or len(ranks) < 2:
+            return self
+        at = ranks.index(rank)
+        work, gaps = ((*each[:at], *each[at + 1 :]) for each in (self.use.work_ns, self.use.gap_ns))
+        return replace(self, use=replace(self.use, work_ns=work, gap_ns=gaps))
 
     def demands(self, loop: Loop, cluster: Cluster | None, options: Options) -> dict[OpKind, Demand]:
         """See `ByKind.demands`; the mean of what was recorded."""

@@ -97,3 +97,12 @@ def test_the_recorded_schedule_comes_out_from_its_text(shared_data: Path, name: 
     options = Options(world_size=workload.world_size)
     without = run(load("sparse_dist"), replace(workload, use=None), None, options).metrics.step_latency_ms
     assert abs(without / found.steady_ms - 1) > (0.5 if host_matters else 0.05)
+
+
+def test_without_the_rank_that_stalls_the_others_keep_their_pace(shared_data: Path) -> None:
+    folder = shared_data / "real/kineto/torchrec_sparsedist_v100x4_sst2_slow"
+    workload, found = anchored_trace(import_traces(sorted(folder.glob("*"))).table.frame)
+    late = next(iter(found.late_ms))
+    assert late == 2
+    even = run(load("sparse_dist"), workload.without_rank(late), None, Options(world_size=4))
+    assert even.metrics.step_latency_ms < 0.2 * found.steady_ms
