@@ -25,6 +25,7 @@ from traces.formats.reading import rank_in_name
 __all__ = ["TRAILING_STEP", "DeviceClass", "HostRange", "KinetoEvents", "argument_bytes", "read_events"]
 
 TIME_NS_MAX = 2**62
+RANKS_MAX = 2**31
 # an empty step that `traces.formats.export_kineto` appends for tools that drop the last one
 TRAILING_STEP = "nestpipe_trailing_step"
 _HOST_PARENTS = ("record_param_comms", "c10d::")
@@ -394,14 +395,14 @@ def _describe(events: KinetoEvents, meta: Mapping[str, Any]) -> None:
     info = meta.get("distributedInfo")
     info = info if isinstance(info, dict) else {}
     rank, world = whole(info.get("rank")), whole(info.get("world_size"))
-    if rank is not None and rank >= 0:
+    if rank is not None and 0 <= rank < RANKS_MAX:
         events.rank, events.rank_source = rank, "distributedInfo"
     else:
         for label, text in (("file name", events.path), ("traceName", str(meta.get("traceName", "")))):
             if (named := rank_in_name(text)) is not None:
                 events.rank, events.rank_source = named, label
                 break
-    events.world_size = world if world is not None and world > 0 else None
+    events.world_size = world if world is not None and 0 < world < RANKS_MAX else None
     base = whole(meta.get("baseTimeNanoseconds"))
     events.base_ns = base if base is not None and abs(base) < TIME_NS_MAX else 0
 
@@ -433,6 +434,7 @@ def read_events(
         # the world is a group, too; of the others none is larger
         arguments = [*events.comm_args.values(), *(found.args for found in events.ranges)]
         sizes = [whole(args.get("Group size")) or 0 for args in arguments]
+        sizes = [size for size in sizes if size < RANKS_MAX]
         events.world_size = max(sizes, default=0) or None
     if not (events.device_name or events.steps or events.ranges):
         raise TraceError(

@@ -18,7 +18,7 @@ from nestpipe.ir import OpKind
 from traces.formats.dtypes import is_integer
 from traces.formats.json_stream import whole
 from traces.formats.kineto_checks import check_events
-from traces.formats.kineto_events import DeviceClass, HostRange, KinetoEvents, argument_bytes
+from traces.formats.kineto_events import RANKS_MAX, DeviceClass, HostRange, KinetoEvents, argument_bytes
 from traces.formats.phases import Phase, collective_of, is_backend_range, kernel_collective, kind_of_collective
 
 __all__ = ["DeviceOp", "Joined", "join"]
@@ -380,4 +380,4 @@ def group_of(found: HostRange) -> tuple[str, int | None]:
     """Name and size of the process group of a collective, where the trace records them."""
     name = found.args.get("Process Group Name")
     size = whole(found.args.get("Group size"))
-    return (str(name) if name is not None else "", size if size is not None and size > 0 else None)
+    return (str(name) if name is not None else "", size if size is not None and 0 < size < RANKS_MAX else None)

@@ -156,3 +156,11 @@ def test_the_world_is_the_largest_group_where_nothing_else_states_it(tmp_path: P
     events["traceEvents"][4]["args"]["Group size"] = 8
     events["traceEvents"][11]["args"]["Group size"] = 4
     assert rank_of(load(tmp_path, events))["world_size"] == 8
+
+
+@pytest.mark.parametrize("key", ["rank", "world_size"])
+def test_a_rank_or_world_beyond_any_number_of_ranks_is_unknown(tmp_path: Path, key: str) -> None:
+    events = document("import-hcom-kernel-names")
+    events["distributedInfo"][key] = 10**25
+    events["traceEvents"][4]["args"]["Group size"] = 10**25
+    assert rank_of(load(tmp_path, events))[key] is None
