@@ -151,7 +151,13 @@ def test_every_damaged_collective_is_judged_as_all_interleavings_show(name: str)
     assert not all_disagreements(list(damaged_collectives(small(name))), 4, complete=False)
 
 
-PARTED = [("examples/pec.txt", 12), ("examples/mixed.txt", 24), ("examples/rails.txt", 9), ("examples/persia.txt", 9)]
+PARTED = [
+    ("examples/pec.txt", 12),
+    ("examples/mixed.txt", 24),
+    ("examples/rails.txt", 9),
+    ("examples/persia.txt", 9),
+    ("examples/hits.txt", 9),
+]
 
 
 @pytest.mark.parametrize(("name", "stride"), PARTED)
@@ -161,7 +167,7 @@ def test_damaged_schedules_with_parts_are_judged_as_all_interleavings_show(name:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["examples/pec.txt", "examples/mixed.txt"])
+@pytest.mark.parametrize("name", [name for name, _ in PARTED])
 def test_every_damaged_schedule_with_parts_is_judged_as_all_interleavings_show(name: str) -> None:
     assert not all_disagreements(every_damage(small(name)), 3, complete=False)
 

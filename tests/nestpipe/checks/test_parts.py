@@ -9,7 +9,7 @@ from nestpipe.checks.report import Report, Verdict
 from nestpipe.ir import parse, show
 from nestpipe.schedules import load
 
-WORDS = ("examples/pec.txt", "examples/mixed.txt")
+WORDS = ("examples/pec.txt", "examples/mixed.txt", "examples/hits.txt")
 
 
 def test_gradients_may_be_summed_in_hops_that_connect_all_ranks_once() -> None:

@@ -8,7 +8,7 @@ from nestpipe.base.errors import ScheduleError
 from nestpipe.ir import Data, Part, Split, Splits, parse, parse_programs, refuse_parts, show, unroll
 from nestpipe.schedules import load
 
-EXAMPLES = ("examples/pec.txt", "examples/mixed.txt", "examples/rails.txt", "examples/persia.txt")
+EXAMPLES = ("examples/pec.txt", "examples/mixed.txt", "examples/rails.txt", "examples/persia.txt", "examples/hits.txt")
 HEAD = "loop v1 x micro_batches=1\n"
 
 
