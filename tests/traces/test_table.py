@@ -137,7 +137,7 @@ def test_nothing_is_left_half_written(tmp_path: Path, monkeypatch: pytest.Monkey
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("traces.table.pq.ParquetWriter.write_table", interrupted)
+    monkeypatch.setattr("pyarrow.parquet.ParquetWriter.write_table", interrupted)
     with pytest.raises(KeyboardInterrupt):
         write_table(make_table([FORWARD]), target)
     assert [path.name for path in tmp_path.iterdir()] == ["t.parquet"]
