@@ -264,7 +264,7 @@ def test_outputs_that_could_not_be_written_are_refused_before_training(tmp_path:
     [
         (["--timeline", "/proc/nowhere/timeline.parquet"], "/proc/nowhere: cannot create the folder"),
         (["--schedule", "nestpipe_2d_sp", "--domain-size", "3"], "domain_size must divide the world size 2, got 3"),
-        (["--data", "/nowhere/keys.csv"], "/nowhere/keys.csv: cannot be read"),
+        (["--data", "/nowhere/keys.csv"], "/nowhere/keys.csv: no such file"),
         (["--checkpoint", "/nowhere", "--resume"], "no checkpoint in /nowhere"),
         (["--steps", "0"], "generated data have no end"),
     ],
