@@ -14,7 +14,6 @@ from sim.network.collectives import ALGORITHMS
 from sim.network.cost import Collectives
 from topologies.cluster import Cluster, MeasuredCollective, load_cluster
 from topologies.fabric import Fabric
-from traces.formats import read_collective_log
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -84,6 +83,8 @@ def predict_log(
         TraceError: no such log, or no row with bytes.
         TopologyError: no cluster given, and none found.
     """
+    from traces.formats import read_collective_log
+
     table = read_collective_log(path)
     table = table[table["size_bytes"].notna() & (table["time_ns"] > 0) & table["collective"].isin(ALGORITHMS)]
     if table.empty:

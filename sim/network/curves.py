@@ -22,7 +22,6 @@ import numpy as np
 from nestpipe.base import TraceError
 from sim.network.problem import Floats
 from topologies.cluster import MeasuredCollective
-from traces.formats import read_collective_log
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -139,6 +138,8 @@ def read_curves(path: Path, collective: str | None = None) -> list[Curve]:
     Raises:
         TraceError: the file is not readable, or has no such collective.
     """
+    from traces.formats import read_collective_log
+
     table = read_collective_log(path)
     table = table[(table["size_bytes"] > 0) & (table["time_ns"] > 0)]
     if collective is not None:
@@ -173,6 +174,8 @@ def read_measured(paths: Sequence[Path]) -> tuple[MeasuredCollective, ...]:
     Raises:
         TraceError: a file is not readable, or has no sizes.
     """
+    from traces.formats import read_collective_log
+
     tables = [read_collective_log(path) for path in paths]
     found: dict[tuple[str, int], dict[int, list[tuple[bool, float]]]] = {}
     for table in tables:
