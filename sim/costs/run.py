@@ -95,7 +95,7 @@ class Run:
         steps = self.start.steps or self.options.steps
         found = self._simulate(steps)
         if isinstance(self.ops.costs, HardwareCosts) and not self.options.jitter.cv:
-            while self._drift(found) > _DRIFT_MAX and 2 * steps <= _STEPS_MAX:
+            while (self._drift(found) or 0.0) > _DRIFT_MAX and 2 * steps <= _STEPS_MAX:
                 steps *= 2
                 found = self._simulate(steps)
         return found
@@ -112,12 +112,12 @@ class Run:
         )
         return self.ops.finish(found)
 
-    def _drift(self, timeline: Timeline) -> float:
-        """How much the pace of the second half of the steady steps differs from that of the first, relative to it."""
+    def _drift(self, timeline: Timeline) -> float | None:
+        """How much the pace of the halves of the steady steps differs, relative to the first; None if too few."""
         window = steady_window(timeline)
         half = window.steps // 2 // self.start.period * self.start.period
         if not half:
-            return 0.0
+            return None
         steps, ends = step_ends(timeline)
         at = {int(step): i for i, step in enumerate(steps)}
         last, middle, first = (int(ends[:, at[window.last - n * half]].max()) for n in range(3))
@@ -138,6 +138,8 @@ class Run:
         found, asked = self.steady, self.options.steps
         notes = [f"{asked} steps would not reach it, so the run starts in it"] if found["starts_steady"] else []
         notes += [f"{found['steps']} steps run instead of {asked}"] if found["steps"] != asked else []
+        if found["drift"] is None and not self.options.jitter.cv:
+            notes.append("too few steps to compare the pace of their halves")
         if (found["drift"] or 0.0) > _DRIFT_MAX:
             notes.append(f"not reached: the pace still changes by {found['drift']:.2%} between halves of the window")
         return "; ".join(notes) or None
